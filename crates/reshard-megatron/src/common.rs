@@ -264,8 +264,9 @@ async fn from_object(cx: &OpenCx, from: &dyn StorageReader) -> Result<Value> {
         }
     };
     match value {
-        value if !from.object_lists() => Ok(value),
+        // A copy of a checkpoint with lists keeps the list in a format without them, too.
         Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
+        value if !from.object_lists() => Ok(value),
         _ => Err(StrategyError::corrupt(
             COMMON_STATE_CELL,
             None,

@@ -189,6 +189,12 @@ pub enum Fault {
         /// Shape of the tensor.
         shape: Dims,
     },
+    /// A shape has more elements than can be counted.
+    #[error(": no tensor can have shape {shape}")]
+    TooLarge {
+        /// The shape.
+        shape: Dims,
+    },
     /// Two chunks share elements.
     #[error(": chunks {a} and {b} overlap")]
     Overlap {
@@ -350,6 +356,7 @@ impl Fault {
         match self {
             Self::NotStored { .. } | Self::InCommonState { .. } => ErrorKind::NotFound,
             Self::OutOfBounds { .. }
+            | Self::TooLarge { .. }
             | Self::Overlap { .. }
             | Self::Hole { .. }
             | Self::Flattened { .. } => ErrorKind::Corrupt,

@@ -36,12 +36,16 @@ pub(crate) fn fault(
 
 impl TensorRef<'_> {
     /// The first thing that is wrong with its chunks: one reaches out of it, two overlap, or they leave a hole. Or it is stored
-    /// flattened in a shape that does not fit its own. Chunks without elements may lie anywhere.
+    /// flattened in a shape that does not fit its own, or its elements can't be counted. Chunks without elements may lie anywhere.
     pub fn fault(&self) -> Option<Fault> {
         let allowed = Allowed {
             holes: false,
             empty_outside: true,
         };
+        let shape = self.shape();
+        if shape.volume().is_none() {
+            return Some(Fault::TooLarge { shape });
+        }
         let grid = FlatGrid::of(*self).err();
         grid.or_else(|| fault(*self, allowed, |_| None))
     }

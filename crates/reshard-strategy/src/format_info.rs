@@ -32,7 +32,8 @@ pub struct FormatInfo {
     /// Whether it loads sharded objects. If not, the common strategy loads them. The default is that it does.
     pub loads_objects: bool,
     /// What a file directly in the place is, if the programs of this format give a file such a name. Only this decides
-    /// whether a format is recognised, and which files belong to a damaged or unfinished checkpoint.
+    /// whether a format is recognised, and which files belong to a damaged or unfinished checkpoint. An
+    /// [`IndexReader`](crate::IndexReader) also asks it which files are its own, with the folders in which they lie: `data/0.bin`.
     pub own_file: fn(&str) -> Option<OwnFile>,
     /// Whether a place holds a checkpoint of this format, by the names of its files alone. By default it uses
     /// [`own_file`](Self::own_file). It is called if nothing else in the checkpoint names the format. A format that never

@@ -19,6 +19,7 @@
 )]
 
 mod checks;
+mod claims;
 mod common;
 mod drive;
 mod exchange;

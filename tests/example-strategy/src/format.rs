@@ -24,13 +24,14 @@ const INFO: FormatInfo = FormatInfo {
 };
 
 fn own_file(name: &str) -> Option<OwnFile> {
-    let of_a_rank = || name.strip_prefix("rank-")?.strip_suffix(".bin");
-    let is_number = |part: &str| part.parse::<u32>().is_ok();
-    match name {
-        INDEX => Some(OwnFile::Record),
-        _ if of_a_rank()?.split('-').all(is_number) => Some(OwnFile::Data),
-        _ => None,
+    if name == INDEX {
+        return Some(OwnFile::Record);
     }
+    // No other names: a replacement removes the files that the format owns.
+    let numbers = name.strip_prefix("rank-")?.strip_suffix(".bin")?;
+    let is_number = |part: &str| part.parse::<u32>().is_ok_and(|n| n.to_string() == part);
+    let (rank, file) = numbers.split_once('-').unwrap_or((numbers, "1"));
+    (is_number(rank) && is_number(file)).then_some(OwnFile::Data)
 }
 
 /// Settings of saves: `{ "format": "example" }`. There are none; a format with some has them as fields here.
@@ -52,6 +53,7 @@ impl SaveFormat for ExampleConfig {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             no_rank_local: Some("one index describes all ranks"),
+            takes_folder: true,
             ..Capabilities::DEFAULT
         }
     }

@@ -1,10 +1,16 @@
 use super::extent::ItemExtent;
-use crate::{FileLayout, FinishCx, OpenCx, Records, Resolve, Result, StrategyError, WriteResult};
+use crate::{
+    FileLayout, FinishCx, LimitOption, OpenCx, ReadLimits, Records, Resolve, Result, StrategyError,
+    WriteResult,
+};
 use reshard_model::{DType, Dialect, Dims, ObjectCodec, Region};
 use reshard_plan::{PieceId, PlannerData, SavePlan, TensorProperties};
 use reshard_storage::{Extent, FileBody, Name};
 use serde::{Deserialize, Serialize};
-use std::{collections::HashMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range};
+
+/// An index in memory takes about so many times the bytes of its JSON.
+const PARSED: u64 = 8;
 
 /// Where an item lies, and the CRC-32 of its bytes: row-major little-endian elements, or an encoded object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +35,7 @@ pub struct TensorIndex {
     /// Elements per axis, as they are stored.
     pub shape: Dims,
     /// The shape of a tensor that is stored flattened; see [`TensorRef::original_shape`](reshard_plan::TensorRef::original_shape).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub original_shape: Option<Dims>,
     /// What a load doesn't need, and a training job does.
     pub properties: TensorProperties,
@@ -38,7 +44,9 @@ pub struct TensorIndex {
 }
 
 /// The index of a checkpoint: all that it stores, and where. A format writes it as JSON with [`records`](Self::records), or in an
-/// encoding of its own by its public fields. It has no place for annotations.
+/// encoding of its own: with serde, or by its public fields. The names of fields and of enums' variants don't change between versions of
+/// reshard, but their order may, so an encoding that isn't self-describing, such as postcard, needs numbers of its own. It has no place
+/// for annotations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ItemIndex {
@@ -77,13 +85,15 @@ impl ItemIndex {
         Ok(out)
     }
 
-    /// The index of what was written by [`layout`](Self::layout), for [`StorageWriter::finish`](crate::StorageWriter::finish).
+    /// The index of what was written by [`layout`](Self::layout), for [`StorageWriter::finish`](crate::StorageWriter::finish). A layout of
+    /// your own will do, too: each item is one extent, whose receipt is the CRC-32 of its bytes in 4 bytes, little-endian. Other extents may
+    /// lie between them, such as padding that aligns items.
     ///
     /// # Errors
     /// [`StrategyError::Internal`] if an item was not written so.
     pub fn of(cx: &FinishCx<'_>) -> Result<Self> {
         let written = cx.written.iter().flatten();
-        let written: HashMap<&PieceId, &WriteResult> = written.map(|w| (&w.id, w)).collect();
+        let written: BTreeMap<&PieceId, &WriteResult> = written.map(|w| (&w.id, w)).collect();
         let place = |key: &str, offset: Option<Dims>| {
             let key = key.into();
             let id = PieceId { key, offset };
@@ -140,7 +150,17 @@ impl ItemIndex {
     /// [`StrategyError::NotACheckpoint`] if there is none, [`StrategyError::Limit`] if it is too long, [`StrategyError::Corrupt`] if it is
     /// no such index.
     pub async fn read(cx: &OpenCx, name: &str) -> Result<Self> {
-        let bytes = cx.limits.read(&cx.store, &Name::new(name)?).await?;
+        let ReadLimits { max_whole, .. } = cx.limits;
+        let max = cx.limits.memory(max_whole);
+        let limits = cx.limits.with_max_whole(max_whole.min(max / PARSED));
+        let bytes = limits.read(&cx.store, &Name::new(name)?).await;
+        let bytes = bytes.map_err(|e| match e {
+            StrategyError::Limit { what, .. } if limits.max_whole < max_whole => {
+                let option = LimitOption::MaxMemory;
+                StrategyError::Limit { what, option, max }
+            }
+            e => e,
+        })?;
         let bytes = bytes.ok_or_else(|| StrategyError::NotACheckpoint {
             url: cx.store.url(),
             why: format!("there is no {name}"),

@@ -7,6 +7,7 @@ use futures_executor::block_on;
 use reshard_comm::{Comm, DEFAULT_DEADLINE, LocalGroup, ProcessGroup, testkit::on_ranks};
 use reshard_model::FlatStateDict;
 use reshard_plan::{LoadPlanner, SavePlanner};
+use reshard_policy::ShardingPolicy;
 use reshard_storage::{Durability, FileBody, IfExists, Progress, Store, Transaction};
 use std::{
     collections::BTreeMap,
@@ -118,6 +119,7 @@ async fn save(
         store,
         exchange_memory,
         deadline,
+        policy,
     } = seat;
 
     let comm = Comm::new(&*group).with_deadline(deadline);
@@ -127,8 +129,12 @@ async fn save(
         .map_err(StrategyError::from);
     let transaction = agree(&comm, "begin", transaction).await?;
     let saved = async {
-        let mut prepared =
-            prepare(&comm, rank, &transaction, &store.url(), exchange_memory).await?;
+        let options = PipelineOptions {
+            exchange_memory,
+            ..PipelineOptions::default()
+        };
+        let given = (&options, policy);
+        let mut prepared = prepare(&comm, rank, &transaction, &store.url(), given).await?;
 
         // A failed staging still goes through `finish`, where the other ranks wait for this one.
         let staged = match &staging {
@@ -162,15 +168,12 @@ async fn prepare(
     rank: Rank<SaveShardedStrategy, dyn SavePlanner>,
     transaction: &Arc<dyn Transaction>,
     url: &str,
-    exchange_memory: u64,
+    (options, policy): (&PipelineOptions, Option<Arc<dyn ShardingPolicy>>),
 ) -> Result<PreparedSave> {
     let (groups, url) = (BTreeMap::new(), url.to_owned());
-    let options = PipelineOptions {
-        exchange_memory,
-        ..PipelineOptions::default()
-    };
     let transaction = Arc::clone(transaction);
-    let cx = SaveCx::new(&options, *comm, &groups, transaction, &url, rank.planner);
+    let mut cx = SaveCx::new(options, *comm, &groups, transaction, &url, rank.planner);
+    cx.policy = policy;
     rank.strategy.prepare(rank.flat, &cx).await
 }
 
@@ -217,6 +220,7 @@ pub(super) struct Seat {
     pub(super) store: Arc<dyn Store>,
     pub(super) exchange_memory: u64,
     pub(super) deadline: Duration,
+    pub(super) policy: Option<Arc<dyn ShardingPolicy>>,
 }
 
 impl Seat {
@@ -226,6 +230,7 @@ impl Seat {
             store,
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
             deadline: DEFAULT_DEADLINE,
+            policy: None,
         }
     }
 }
@@ -240,6 +245,7 @@ pub(super) fn load_on_seats(
             store,
             exchange_memory,
             deadline,
+            policy: _,
         } = seat;
         let (comm, groups) = (Comm::new(&*group).with_deadline(deadline), BTreeMap::new());
         let opened = rank.strategy.open(&OpenCx::new(Arc::clone(&store))).await;

@@ -1,6 +1,7 @@
 use super::{
     Cut, Observer, Rank, check_sample,
     checks::{checksums_are_those_of_elements, damage_is_found},
+    claims::Both,
     drive::save_on_ranks,
     exchange::what_ranks_read_for_each_other_is_what_each_would_read,
     exchange_of_saves::what_ranks_write_for_each_other_is_what_each_would_write,
@@ -101,6 +102,12 @@ pub fn save_load_contract(
         pair.save(&store, Cut::Columns, 2);
         checksums_are_those_of_elements(load, &store);
     });
+    let both = Both { save, load };
+    rule("claims.element_types", "Capabilities::dtypes").check(|| both.every_type_comes_back());
+    rule("claims.objects", "Capabilities::no_sharded_objects")
+        .check(|| both.objects_keep_their_keys());
+    rule("claims.own_files", "StorageReader::owns").check(|| both.files_are_its_own());
+    rule("claims.policies", "StorageWriter::policy_use").check(|| both.policies_decide_on_files());
     rule("loads.no_checkpoint_says_so", "LoadFormat::open")
         .check(|| pair.a_place_without_a_checkpoint_says_so());
 }
@@ -334,7 +341,8 @@ impl Pair<'_> {
             );
         }
         for nothing in ["", "README.md", "sub/README.md"] {
-            assert_eq!(loader.info().own_file(nothing), None);
+            let own = loader.info().own_file(nothing);
+            assert_eq!(own, None, "{nothing:?} is no file of this format");
         }
 
         // A caller may list only the probes, so they must be enough.

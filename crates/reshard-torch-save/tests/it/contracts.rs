@@ -4,7 +4,7 @@ use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_policy::{AllInOne, MaxShardSize, Then};
 use reshard_strategy::{
     BackendVersion, Capabilities, Result, SaveCx, SaveFormat, SaveShardedStrategy, StorageWriter,
-    testkit,
+    StrategyError, testkit,
 };
 use reshard_torch_save::{TorchSaveConfig, TorchSaveLoadConfig};
 use std::sync::Arc;
@@ -32,6 +32,12 @@ impl SaveFormat for InFiles {
 
     fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
         let mut cx = cx.clone();
+        if cx.policy.is_some() {
+            return Err(StrategyError::Unsupported {
+                strategy: self.key().to_string(),
+                what: "another sharding policy".into(),
+            });
+        }
         // Whatever ranks have the pieces, the files are the same.
         let gathered = AllInOne::new().gather();
         cx.policy = Some(Arc::new(Then::new(gathered, MaxShardSize::new(self.0))));

@@ -93,6 +93,10 @@ impl<'r> Verifier<'r> {
 
 #[async_trait]
 impl<'r> ItemVerifier<'r> for Verifier<'r> {
+    fn is_grid(&self) -> bool {
+        true
+    }
+
     async fn tensor(&mut self, t: &TensorRef<'r>, run: &mut VerifyRun<'r>) -> bool {
         if self.changed.contains_key(t.key()) {
             return false;

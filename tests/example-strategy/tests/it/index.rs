@@ -146,6 +146,37 @@ fn a_file_that_is_cut_or_missing_and_a_hole_are_found_without_reading() {
     }
 }
 
+#[test]
+fn an_index_takes_no_more_memory_than_it_may() {
+    let limits = reshard::strategy::ReadLimits::default().with_max_memory(1 << 10);
+    let store = MemoryStore::new();
+    let all = sound();
+    let copies = all.iter().map(|(n, b)| (n.clone(), b.clone().into()));
+    copies.for_each(|(name, bytes)| store.put(name, bytes));
+    let store = Arc::new(store) as Arc<dyn Store>;
+    let options = OpenOptions::new().store(store).limits(limits);
+    let e = Checkpoint::open_with(options, "memory://index").unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Limit);
+    assert!(e.to_string().contains(INDEX), "{e}");
+}
+
+#[test]
+fn only_names_of_its_files_are_its_own() {
+    use reshard_strategy::LoadFormat as _;
+    let load = reshard_example::ExampleLoadConfig::default();
+    let owns = |name: &str| load.info().own_file(name).is_some();
+    assert!(["rank-0.bin", "rank-12-3.bin", INDEX].into_iter().all(owns));
+    for name in [
+        "rank-+1.bin",
+        "rank-007.bin",
+        "rank-1-2-3.bin",
+        "rank-.bin",
+        "rank--1.bin",
+    ] {
+        assert!(!owns(name), "{name}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 

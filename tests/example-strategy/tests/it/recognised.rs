@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{
-    BackendVersion, CommonForm, Dialect, ErrorKind, OpenOptions, ShardedTensor, StateDict, Tensor,
-    Value,
+    BackendVersion, CommonForm, Dialect, ErrorKind, OpenOptions, ShardedTensor, StateDict,
+    StoredCommon, Tensor, Value,
     blocking::{self, Checkpoint},
     torch_dist::TorchDistLoadConfig,
 };
@@ -220,4 +220,16 @@ fn common_state_may_be_an_object_of_any_format() {
         .verify(true, Default::default())
         .unwrap();
     assert!(report.damage.is_empty(), "{report:?}");
+
+    // As a tool copies it that has read it from torch_dist, where the cell is a list.
+    let mut tensors = StateDict::new();
+    let w = Tensor::from_vec(&[1], vec![5.]).unwrap();
+    tensors.insert("w", ShardedTensor::full("w", w));
+    let common = Value::Dict(vec![("step".into(), 8.into())]);
+    let common = StoredCommon::new(CommonForm::Object, common);
+    let save = reshard::save(&tensors, &url).stored_common(common);
+    let save = save.overwrite(true).strategy(ExampleConfig::default());
+    blocking::run(save).unwrap();
+    let common = blocking::load_common(&url).unwrap();
+    assert_eq!(common.int("step").unwrap(), 8);
 }

@@ -1,0 +1,195 @@
+//! What a format says of itself holds: element types, objects, the files that are its own, and sharding policies.
+
+use super::{
+    Cut, Rank, check_sample,
+    drive::{Seat, load_on_ranks, save_on_seats},
+    left::files,
+    sample, sample_template,
+};
+use crate::{
+    FileRole, LoadShardedStrategy, OpenCx, SaveShardedStrategy, Saved, StorageReader, item_files,
+};
+use futures_executor::block_on;
+use reshard_comm::LocalGroup;
+use reshard_model::{
+    DType, Data, ErrorKind, FlatStateDict, Path, Payload, Sharded, ShardedObject, ShardedTensor,
+    Tensor, Value,
+};
+use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, SavePlanner};
+use reshard_policy::{ByItem, ShardingPolicy};
+use reshard_storage::{Entry, IfExists, Name, Store, testkit::MemoryStore};
+use std::sync::Arc;
+
+type Policy = Option<Arc<dyn ShardingPolicy>>;
+
+/// A strategy that saves, and the one that loads.
+#[derive(Clone, Copy)]
+pub(super) struct Both<'c> {
+    pub(super) save: &'c SaveShardedStrategy,
+    pub(super) load: &'c LoadShardedStrategy,
+}
+
+impl Both<'_> {
+    fn objects(&self) -> bool {
+        let saves = self.save.capabilities().no_sharded_objects.is_none();
+        saves && self.load.info().loads_objects
+    }
+
+    fn save(
+        &self,
+        store: &Arc<dyn Store>,
+        flats: Vec<FlatStateDict>,
+        policy: &Policy,
+    ) -> Vec<crate::Result<Saved>> {
+        let groups = LocalGroup::new(flats.len() as u32).into_iter();
+        let ranks = groups.zip(flats).map(|(group, flat)| {
+            let seat = Seat {
+                policy: policy.clone(),
+                ..Seat::new(Arc::new(group), Arc::clone(store))
+            };
+            let rank = Rank {
+                strategy: Arc::new(self.save.clone()),
+                planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
+                flat,
+            };
+            (seat, rank)
+        });
+        save_on_seats(ranks.collect(), IfExists::Refuse, None)
+    }
+
+    fn load(&self, store: &Arc<dyn Store>, template: FlatStateDict) -> FlatStateDict {
+        let rank = Rank {
+            strategy: Arc::new(self.load.clone()),
+            planner: Arc::new(DefaultLoadPlanner::DEFAULT) as Arc<dyn LoadPlanner>,
+            flat: template,
+        };
+        let mut loaded = load_on_ranks(store, vec![rank]);
+        let loaded = loaded.pop().expect("one rank");
+        loaded.map_err(|failure| failure.error).unwrap().state
+    }
+
+    fn open(&self, store: &Arc<dyn Store>) -> Arc<dyn StorageReader> {
+        block_on(self.load.open(&OpenCx::new(Arc::clone(store)))).unwrap()
+    }
+
+    /// Elements of each type that the format says it stores.
+    pub(super) fn every_type_comes_back(self) {
+        let holds = self.save.capabilities().dtypes;
+        for dtype in DType::ALL.iter().copied().filter(|dtype| holds(*dtype)) {
+            let store = store();
+            let bytes: Vec<u8> = (0..6 * dtype.size()).map(|n| n as u8 & 1).collect();
+            let tensor = Tensor::new(dtype, &[3, 2], bytes.clone()).unwrap();
+            let leaf = ShardedTensor::full("typed", tensor);
+            for saved in self.save(&store, vec![one(leaf)], &None) {
+                saved.unwrap();
+            }
+            let template = ShardedTensor::template("typed", dtype, &[3, 2]);
+            let loaded = self.load(&store, one(template));
+            let Some(Sharded::Tensor(leaf)) = loaded.into_values().next() else {
+                panic!("{dtype} is lost");
+            };
+            let Data::Host(tensor) = leaf.data else {
+                panic!("{dtype} was not loaded");
+            };
+            assert_eq!(tensor.to_bytes(), bytes, "{dtype}");
+        }
+    }
+
+    /// Several objects of one rank, each under its key.
+    pub(super) fn objects_keep_their_keys(self) {
+        if !self.objects() {
+            return;
+        }
+        let store = store();
+        let objects = |value: fn(i64) -> Payload| -> FlatStateDict {
+            let object = |n: i64| {
+                let key = format!("object.{n}");
+                let object = ShardedObject::new(&*key, Value::None, &[1], &[0], 0).unwrap();
+                let data = value(n);
+                let leaf = Sharded::Object(ShardedObject { data, ..object });
+                (Path(vec![key.into()]), leaf)
+            };
+            (0..5).map(object).collect()
+        };
+        let saved = objects(|n| Payload::Value(Value::Int(n)));
+        for outcome in self.save(&store, vec![saved], &None) {
+            outcome.unwrap();
+        }
+        let loaded = self.load(&store, objects(|_| Payload::None));
+        for (n, (path, leaf)) in (0..).zip(loaded) {
+            let Sharded::Object(object) = leaf else {
+                panic!("{path} is no object");
+            };
+            assert_eq!(object.data, Payload::Value(Value::Int(n)), "{path}");
+        }
+    }
+
+    /// The reader owns all files that a save has written, and says what each of them without items is. Of other files it owns none.
+    pub(super) fn files_are_its_own(self) {
+        let store = store();
+        let flats = (0..2).map(|r| sample(Cut::Rows, r, 2, self.objects()));
+        for saved in self.save(&store, flats.collect(), &None) {
+            saved.unwrap();
+        }
+        let reader = self.open(&store);
+        let with_items = item_files(&*reader);
+        for (name, bytes) in files(&store) {
+            assert!(reader.owns(&name), "{name} is not its own");
+            let entry = Entry {
+                bytes: bytes.len() as u64,
+                name,
+            };
+            let role = reader.role(&entry);
+            let is_needed = matches!(role, FileRole::Part | FileRole::Record | FileRole::Items);
+            assert!(
+                with_items.contains(&entry.name) || is_needed,
+                "{}, which a save has just written, is {role:?}",
+                entry.name
+            );
+        }
+        for foreign in ["notes of somebody.txt", "folder of somebody/notes"] {
+            let name = Name::new(foreign).unwrap();
+            assert!(!reader.owns(&name), "{name} is somebody's file");
+            let role = reader.role(&Entry { name, bytes: 7 });
+            assert_eq!(role, FileRole::Foreign, "{foreign}");
+        }
+    }
+
+    /// A save with a policy is refused, or its files are those of the policy.
+    pub(super) fn policies_decide_on_files(self) {
+        let store = store();
+        let policy: Policy = Some(Arc::new(ByItem::new()));
+        let flats = (0..2).map(|r| sample(Cut::Rows, r, 2, self.objects()));
+        let saved = self.save(&store, flats.collect(), &policy);
+        // Settings may have a policy of their own, beside which there is no place for another.
+        let is_refused = |one: &crate::Result<Saved>| {
+            let e = one.as_ref().err();
+            e.is_some_and(|e| match e.kind() {
+                ErrorKind::Unsupported => true,
+                kind => kind == ErrorKind::Invalid && e.to_string().contains("policy"),
+            })
+        };
+        if saved.iter().all(is_refused) {
+            return;
+        }
+        for one in saved {
+            one.unwrap();
+        }
+        let files = item_files(&*self.open(&store));
+        assert!(
+            files.len() > 2,
+            "each item has a file of its own, and items lie in {files:?}"
+        );
+        let saved_by = self.objects().then_some(2);
+        check_sample(&self.load(&store, sample_template(Cut::Columns, 0, 1, saved_by)));
+    }
+}
+
+fn store() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new())
+}
+
+fn one(leaf: ShardedTensor) -> FlatStateDict {
+    let path = Path(vec![(&*leaf.key).into()]);
+    [(path, Sharded::Tensor(leaf))].into_iter().collect()
+}
