@@ -387,13 +387,12 @@ impl<'a> Load<'a> {
 
         let options = &self.options;
         let logs = options.planner.is_none() && options.default.strict.logs();
-        let planner = options.planner.clone();
         let mut cx = LoadCx::new(
             &options.open.load,
             *comm,
             &self.ranks.groups,
             Arc::clone(&opened.store),
-            planner.unwrap_or_else(|| Arc::new(options.default)),
+            options.planner(),
         );
         cx.kept_plan.clone_from(&options.kept_plan);
         let metadata = Arc::clone(opened.reader.metadata());
@@ -404,7 +403,6 @@ impl<'a> Load<'a> {
         }
 
         // The caller's buffers come back whatever happens: a failure carries the template with it.
-        let loaded = fill(flat, &opened, options.optional.as_ref(), &cx).await;
         let Loaded {
             state,
             notes,
@@ -413,7 +411,7 @@ impl<'a> Load<'a> {
             moved,
             exchange,
             ..
-        } = match loaded {
+        } = match fill(flat, &opened, options.optional.as_ref(), &cx).await {
             Ok(loaded) => loaded,
             Err(failure) => {
                 let template = skeleton.restore(failure.template, own).unwrap_or_default();

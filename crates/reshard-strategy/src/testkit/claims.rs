@@ -104,7 +104,7 @@ impl Both<'_> {
         let objects = |value: fn(i64) -> Payload| -> FlatStateDict {
             let object = |n: i64| {
                 let key = format!("object.{n}");
-                let object = ShardedObject::new(&*key, Value::None, &[1], &[0], 0).unwrap();
+                let object = ShardedObject::new(&key, Value::None, &[1], &[0], 0).unwrap();
                 let data = value(n);
                 let leaf = Sharded::Object(ShardedObject { data, ..object });
                 (Path(vec![key.into()]), leaf)

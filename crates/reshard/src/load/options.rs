@@ -32,6 +32,12 @@ impl LoadOptions {
         }
     }
 
+    /// The caller's planner, or the default one with what the caller has set.
+    pub(super) fn planner(&self) -> Arc<dyn LoadPlanner> {
+        let planner = self.planner.clone();
+        planner.unwrap_or_else(|| Arc::new(self.default))
+    }
+
     /// Fails on all ranks if they pass different options. Ranks may open different places if all of these are rank-local checkpoints.
     pub(super) async fn agree(
         &self,

@@ -1,5 +1,7 @@
 //! The ready index (`ItemIndex`, `IndexReader`), whatever lies in its files.
 
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{
