@@ -34,20 +34,49 @@ pub enum Serve {
 }
 
 /// Settings of a [`TcpGroup`]. Made by [`TcpGroup::builder`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, derive_setters::Setters)]
+#[setters(generate = false)]
 pub struct Builder {
     pub(crate) rank: Option<u32>,
     pub(crate) size: Option<u32>,
     pub(crate) master: Option<(String, u16)>,
+    /// Tells groups apart that meet at the same store at the same time. All ranks of a group give the same name. By
+    /// default it is `default`.
+    #[setters(generate, into)]
     name: String,
+    /// Tells attempts apart, if a job starts again and its store lives on. All ranks give the same text.
+    #[setters(generate, into)]
     pub(crate) attempt: String,
+    /// Sets the id of the job. All ranks of a job give the same one, and no other job that may be given the same store by accident. By default it is
+    /// `RESHARD_JOB_ID`, else the run id of torchrun (`TORCHELASTIC_RUN_ID`) unless it is `none`, else `SLURM_JOB_ID`. Empty text means no id.
+    ///
+    /// If a running job with another id uses the store, or one without an id, [`connect`](Self::connect) fails at once, and that job is not disturbed.
+    #[setters(generate, into, strip_option)]
     job_id: Option<String>,
+    /// Who serves the store. By default it is [`Serve::Auto`].
+    #[setters(generate)]
     pub(crate) serve: Serve,
+    /// The address of this host at which this rank listens for others. By default it is the address from which this
+    /// rank reaches the store, so strangers on other networks find nothing.
+    #[setters(generate, strip_option)]
     bind: Option<IpAddr>,
+    /// How long this rank waits until all have come, and how long it tries to connect to another one. By default it is
+    /// 5 minutes.
+    #[setters(generate)]
     deadline: Duration,
+    /// How often a rank that has nothing to send says that it is alive. By default it is 5 seconds.
+    #[setters(generate)]
     heartbeat: Duration,
+    /// How long another rank may send nothing, or take nothing, before it counts as vanished. It must be at least
+    /// twice the heartbeat of the other ranks. By default it is 60 seconds.
+    #[setters(generate)]
     silence: Duration,
+    /// How long a message of another rank may be, in bytes. By default it is 1 TiB.
+    #[setters(generate)]
     message_limit: u64,
+    /// How many ranks send to one rank, or get something from it, in collectives with a root; larger groups are trees. Only
+    /// the setting of rank 0 counts. By default it is 64.
+    #[setters(generate)]
     fan_out: u32,
 }
 
@@ -93,92 +122,6 @@ impl Builder {
     pub fn master(self, host: impl Into<String>, port: u16) -> Self {
         Self {
             master: Some((host.into(), port)),
-            ..self
-        }
-    }
-
-    /// Tells groups apart that meet at the same store at the same time. All ranks of a group give the same name. By
-    /// default it is `default`.
-    #[must_use]
-    pub fn name(self, name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            ..self
-        }
-    }
-
-    /// Tells attempts apart, if a job starts again and its store lives on. All ranks give the same text.
-    #[must_use]
-    pub fn attempt(self, attempt: impl Into<String>) -> Self {
-        Self {
-            attempt: attempt.into(),
-            ..self
-        }
-    }
-
-    /// Sets the id of the job. All ranks of a job give the same one, and no other job that may be given the same store by accident. By default it is
-    /// `RESHARD_JOB_ID`, else the run id of torchrun (`TORCHELASTIC_RUN_ID`) unless it is `none`, else `SLURM_JOB_ID`. Empty text means no id.
-    ///
-    /// If a running job with another id uses the store, or one without an id, [`connect`](Self::connect) fails at once, and that job is not disturbed.
-    #[must_use]
-    pub fn job_id(self, id: impl Into<String>) -> Self {
-        Self {
-            job_id: Some(id.into()),
-            ..self
-        }
-    }
-
-    /// Who serves the store. By default it is [`Serve::Auto`].
-    #[must_use]
-    pub fn serve(self, serve: Serve) -> Self {
-        Self { serve, ..self }
-    }
-
-    /// The address of this host at which this rank listens for others. By default it is the address from which this
-    /// rank reaches the store, so strangers on other networks find nothing.
-    #[must_use]
-    pub fn bind(self, address: IpAddr) -> Self {
-        Self {
-            bind: Some(address),
-            ..self
-        }
-    }
-
-    /// How long this rank waits until all have come, and how long it tries to connect to another one. By default it is
-    /// 5 minutes.
-    #[must_use]
-    pub fn deadline(self, deadline: Duration) -> Self {
-        Self { deadline, ..self }
-    }
-
-    /// How often a rank that has nothing to send says that it is alive. By default it is 5 seconds.
-    #[must_use]
-    pub fn heartbeat(self, heartbeat: Duration) -> Self {
-        Self { heartbeat, ..self }
-    }
-
-    /// How long another rank may send nothing, or take nothing, before it counts as vanished. It must be at least
-    /// twice the heartbeat of the other ranks. By default it is 60 seconds.
-    #[must_use]
-    pub fn silence(self, silence: Duration) -> Self {
-        Self { silence, ..self }
-    }
-
-    /// How long a message of another rank may be, in bytes. By default it is 1 TiB.
-    #[must_use]
-    pub fn message_limit(self, bytes: u64) -> Self {
-        Self {
-            message_limit: bytes,
-            ..self
-        }
-    }
-
-    /// How many ranks send to one rank, or get something from it, in collectives with a root; larger groups are trees. Only
-    /// the setting of rank 0 counts. By default it is 64.
-    #[must_use]
-    pub fn fan_out(self, ranks: u32) -> Self {
-        Self {
-            fan_out: ranks,
             ..self
         }
     }

@@ -31,11 +31,20 @@ pub enum Strategy {
 }
 
 /// How rows are looked up.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, derive_setters::Setters)]
+#[setters(strip_option)]
 pub struct LookupOptions<'a> {
+    /// Sets what ids mean.
     strategy: Strategy,
+    /// Scales rows with a larger L2 norm to this norm. The table does not change.
+    ///
+    /// With `c = max(max_norm, 0)` a row `x` becomes `x * c / max(norm(x), c)`. As in TensorFlow, the multiplication comes first,
+    /// so rounding may change rows whose norm is small enough.
     max_norm: Option<f64>,
+    /// Says that the rows of the table are in this order.
+    #[setters(rename = "through")]
     permutation: Option<&'a Permutation>,
+    /// Sets the maximal number of threads.
     threads: Option<usize>,
 }
 
@@ -43,38 +52,6 @@ impl<'a> LookupOptions<'a> {
     /// The defaults: no clipping, no permutation, as many threads as there are processors.
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// Sets what ids mean.
-    pub fn strategy(self, strategy: Strategy) -> Self {
-        Self { strategy, ..self }
-    }
-
-    /// Scales rows with a larger L2 norm to this norm. The table does not change.
-    ///
-    /// With `c = max(max_norm, 0)` a row `x` becomes `x * c / max(norm(x), c)`. As in TensorFlow, the multiplication comes first,
-    /// so rounding may change rows whose norm is small enough.
-    pub fn max_norm(self, max_norm: f64) -> Self {
-        Self {
-            max_norm: Some(max_norm),
-            ..self
-        }
-    }
-
-    /// Says that the rows of the table are in this order.
-    pub fn through(self, permutation: &'a Permutation) -> Self {
-        Self {
-            permutation: Some(permutation),
-            ..self
-        }
-    }
-
-    /// Sets the maximal number of threads.
-    pub fn threads(self, threads: usize) -> Self {
-        Self {
-            threads: Some(threads),
-            ..self
-        }
     }
 }
 

@@ -86,11 +86,17 @@ pub fn prune(place: impl AsRef<std::path::Path>) -> Prune {
 }
 
 /// A prune with its options; made by [`prune`].
-#[derive(Debug)]
+#[derive(Debug, derive_setters::Setters)]
+#[setters(generate = false)]
 #[must_use = "nothing is pruned until this is awaited"]
 pub struct Prune {
     url: String,
+    /// Whether to remove nothing and only report.
+    #[setters(generate)]
     dry_run: bool,
+    /// How long a save must have changed nothing before its data are removed. The default is a day. With
+    /// [`Duration::ZERO`] they are removed in any case: make sure that no save to this place is running.
+    #[setters(generate)]
     older_than: Duration,
     open: OpenOptions,
 }
@@ -179,19 +185,6 @@ pub enum Kept {
 
 impl Prune {
     reshard_open::open_options!(open);
-
-    /// Whether to remove nothing and only report.
-    pub fn dry_run(mut self, dry_run: bool) -> Self {
-        self.dry_run = dry_run;
-        self
-    }
-
-    /// How long a save must have changed nothing before its data are removed. The default is a day. With
-    /// [`Duration::ZERO`] they are removed in any case: make sure that no save to this place is running.
-    pub fn older_than(mut self, age: Duration) -> Self {
-        self.older_than = age;
-        self
-    }
 
     async fn run(self) -> Result<PruneReport, PruneError> {
         let (url, how) = (self.url.clone(), self.open.clone());

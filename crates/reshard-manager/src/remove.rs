@@ -71,12 +71,17 @@ pub fn remove_sharded_tensors(
 }
 
 /// A removal with its options; made by [`remove_sharded_tensors`].
-#[derive(Debug)]
+#[derive(Debug, derive_setters::Setters)]
+#[setters(generate = false)]
 #[must_use = "nothing is removed until this is awaited"]
 pub struct RemoveShardedTensors<'a> {
     url: String,
     prefix: &'a str,
+    /// What the finished removal survives. By default it survives a crash of the machine.
+    #[setters(generate)]
     durability: Durability,
+    /// Whether to remove nothing and only say what would be removed.
+    #[setters(generate)]
     dry_run: bool,
     open: OpenOptions,
 }
@@ -104,18 +109,6 @@ impl fmt::Display for Removed {
 
 impl RemoveShardedTensors<'_> {
     reshard_open::open_options!(open);
-
-    /// Whether to remove nothing and only say what would be removed.
-    pub fn dry_run(mut self, dry_run: bool) -> Self {
-        self.dry_run = dry_run;
-        self
-    }
-
-    /// What the finished removal survives. By default it survives a crash of the machine.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.durability = durability;
-        self
-    }
 
     async fn run(&self) -> Result<Removed, StrategyError> {
         let store = self.open.store_at(&self.url)?;

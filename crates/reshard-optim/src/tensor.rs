@@ -7,12 +7,18 @@ use reshard_model::{
 use std::ops::Range;
 
 /// A tensor of optimizer state. It has the shape of its parameter, or is a range of its elements.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, derive_setters::Setters)]
+#[setters(generate = false)]
 pub struct OptimTensor {
     data: Data,
     dtype: DType,
     shape: Dims,
+    /// As the range of the parameter's elements in row-major order that it holds. It has one axis.
+    #[setters(generate, strip_option, rename = "flattened")]
     range: Option<Range<u64>>,
+    /// As another replica than the parameter is. A distributed optimizer cuts what data-parallel ranks have copies of, so that each of
+    /// its parts is a main replica.
+    #[setters(generate, into, strip_option, rename = "with_replica_id")]
     replica_id: Option<ReplicaId>,
 }
 
@@ -30,23 +36,6 @@ impl OptimTensor {
     /// Of a template: a load allocates it.
     pub fn template(dtype: DType, shape: &[u64]) -> Self {
         Self::of(Data::None, dtype, shape.into())
-    }
-
-    /// As the range of the parameter's elements in row-major order that it holds. It has one axis.
-    pub fn flattened(self, range: Range<u64>) -> Self {
-        Self {
-            range: Some(range),
-            ..self
-        }
-    }
-
-    /// As another replica than the parameter is. A distributed optimizer cuts what data-parallel ranks have copies of, so that each of
-    /// its parts is a main replica.
-    pub fn with_replica_id(self, replica_id: impl Into<ReplicaId>) -> Self {
-        Self {
-            replica_id: Some(replica_id.into()),
-            ..self
-        }
     }
 }
 

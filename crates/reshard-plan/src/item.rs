@@ -197,7 +197,8 @@ impl PlannerData {
 }
 
 /// What one rank writes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, derive_setters::Setters)]
+#[setters(prefix = "with_", generate = false)]
 #[non_exhaustive]
 pub struct SavePlan {
     /// What it writes.
@@ -207,6 +208,7 @@ pub struct SavePlan {
     /// Data of the format. Its `prepare_local_plan` or `prepare_global_plan` sets them, its layout reads them, and nobody else does.
     pub storage_data: Bytes,
     /// For the format record.
+    #[setters(generate, strip_option)]
     pub planner_data: Option<PlannerData>,
     /// How many of the items, in order, go into each file of this rank. Empty if the format decides.
     pub files: Vec<u32>,
@@ -228,15 +230,6 @@ impl SavePlan {
             WriteKind::Object { bytes_hint } => *bytes_hint,
         };
         self.items.iter().map(of).fold(0, u64::saturating_add)
-    }
-
-    /// With data for the format record.
-    #[must_use]
-    pub fn with_planner_data(self, data: PlannerData) -> Self {
-        Self {
-            planner_data: Some(data),
-            ..self
-        }
     }
 
     /// The items of each file. If nobody decided on files, all items are in one file. If there are no items, there is no file.

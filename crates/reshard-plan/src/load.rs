@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug};
 
 /// The context of the hooks of a load.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, derive_setters::Setters)]
+#[setters(prefix = "with_", generate = false)]
 #[non_exhaustive]
 pub struct LoadContext<'a> {
     /// What is stored.
@@ -16,8 +17,10 @@ pub struct LoadContext<'a> {
     /// Whether this rank makes the global plan.
     pub is_coordinator: bool,
     /// What of it this load need not ask for.
+    #[setters(generate)]
     pub elsewhere: &'a Elsewhere,
     /// Keys that are stored too, but in a way that this version does not understand. They count as stored.
+    #[setters(generate)]
     pub not_understood: &'a [String],
 }
 
@@ -30,19 +33,6 @@ impl<'a> LoadContext<'a> {
             is_coordinator,
             elsewhere: Elsewhere::NOTHING,
             not_understood: &[],
-        }
-    }
-
-    /// Sets what this load need not ask for.
-    pub fn with_elsewhere(self, elsewhere: &'a Elsewhere) -> Self {
-        Self { elsewhere, ..self }
-    }
-
-    /// Sets the keys that are stored but not understood.
-    pub fn with_not_understood(self, not_understood: &'a [String]) -> Self {
-        Self {
-            not_understood,
-            ..self
         }
     }
 }
@@ -229,7 +219,9 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
 }
 
 /// The counterpart of DCP's planner of the same name. It is stricter: every wanted element must be stored exactly once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, derive_setters::Setters,
+)]
 #[non_exhaustive]
 pub struct DefaultLoadPlanner {
     /// What happens to keys that only the template or only the checkpoint has. DCP's `allow_partial_load` is
@@ -245,18 +237,6 @@ impl DefaultLoadPlanner {
         strict: StrictHandling::AssumeOkUnexpected,
         cast: Cast::Never,
     };
-
-    /// Sets what happens to keys that only the template or only the checkpoint has.
-    pub fn strict(mut self, strict: StrictHandling) -> Self {
-        self.strict = strict;
-        self
-    }
-
-    /// Sets which casts are allowed.
-    pub fn cast(mut self, cast: Cast) -> Self {
-        self.cast = cast;
-        self
-    }
 }
 
 #[deny(clippy::missing_trait_methods)] // a new hook must not fall into itself

@@ -92,7 +92,8 @@ const FORMAT: u8 = 3;
 /// ```
 ///
 /// Two tables are equal if they have the same, under the same numbers, in the same order.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, derive_setters::Setters)]
+#[setters(prefix = "with_", generate = false)]
 pub struct Metadata {
     names: Box<str>,
     /// In order of [`TensorId`].
@@ -113,7 +114,11 @@ pub struct Metadata {
     positions: Vec<u32>,
     /// Positions of each tensor's chunks in order of their offsets; empty while they lie so.
     by_offset: Vec<u32>,
+    /// The same table with other planner data.
+    #[setters(generate)]
     planner_data: Option<PlannerData>,
+    /// The same table with other annotations.
+    #[setters(generate)]
     annotations: Annotations,
     /// Original shapes of tensors that are stored flattened, by number.
     originals: Vec<(u32, Dims)>,
@@ -271,21 +276,9 @@ impl Metadata {
         self.planner_data.as_ref()
     }
 
-    /// The same table with other planner data.
-    pub fn with_planner_data(mut self, planner_data: Option<PlannerData>) -> Self {
-        self.planner_data = planner_data;
-        self
-    }
-
     /// What the checkpoint states beside its tensors and objects.
     pub fn annotations(&self) -> &Annotations {
         &self.annotations
-    }
-
-    /// The same table with other annotations.
-    pub fn with_annotations(mut self, annotations: Annotations) -> Self {
-        self.annotations = annotations;
-        self
     }
 
     /// The same table with some chunks replaced by parts of them. It does not check that the parts make up the chunk.

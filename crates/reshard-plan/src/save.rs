@@ -13,7 +13,8 @@ use std::{any::Any, fmt::Debug, sync::Arc};
 mod duplicates;
 
 /// The context of the hooks of a save.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, derive_setters::Setters)]
+#[setters(prefix = "with_", generate = false)]
 #[non_exhaustive]
 pub struct SaveContext<'a> {
     /// This rank.
@@ -21,6 +22,7 @@ pub struct SaveContext<'a> {
     /// Whether this rank makes the global plan. In a rank-local save every rank makes one, for itself alone.
     pub is_coordinator: bool,
     /// What the format says about the place it writes to.
+    #[setters(generate)]
     pub storage_meta: Option<&'a Value>,
 }
 
@@ -32,12 +34,6 @@ impl<'a> SaveContext<'a> {
             is_coordinator,
             storage_meta: None,
         }
-    }
-
-    /// Sets the data of the format.
-    pub fn with_storage_meta(mut self, storage_meta: Option<&'a Value>) -> Self {
-        self.storage_meta = storage_meta;
-        self
     }
 }
 
@@ -291,14 +287,19 @@ pub enum Offer {
 }
 
 /// The counterpart of DCP's planner of the same name, and of Megatron Core's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, derive_setters::Setters,
+)]
+#[setters(prefix = "with_", generate = false)]
 #[non_exhaustive]
 pub struct DefaultSavePlanner {
     /// Which ranks offer a piece.
     pub offer: Offer,
     /// Which rank writes a piece.
+    #[setters(generate)]
     pub dedup: Dedup,
     /// Whether pieces may leave holes in their tensors. A rank of a rank-local save needs this, because other ranks have the rest.
+    #[setters(generate)]
     pub allow_holes: bool,
 }
 
@@ -315,18 +316,6 @@ impl DefaultSavePlanner {
         offer: Offer::AllReplicas,
         ..Self::DEFAULT
     };
-
-    /// Sets which rank writes a piece.
-    pub fn with_dedup(mut self, dedup: Dedup) -> Self {
-        self.dedup = dedup;
-        self
-    }
-
-    /// Sets whether pieces may leave holes, for ranks that save alone.
-    pub fn with_allow_holes(mut self, allow_holes: bool) -> Self {
-        self.allow_holes = allow_holes;
-        self
-    }
 }
 
 #[deny(clippy::missing_trait_methods)] // a new hook must not fall into itself

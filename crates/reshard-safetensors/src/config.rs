@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 /// let strategy: LoadShardedStrategy = serde_json::from_str(config).unwrap();
 /// assert_eq!(strategy.key().backend.as_ref(), "safetensors");
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, derive_setters::Setters)]
+#[setters(prefix = "with_", strip_option)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct SafetensorsLoadConfig {
@@ -22,26 +23,6 @@ pub struct SafetensorsLoadConfig {
     /// Whether `dequantize` may have no effect. Without it, a checkpoint in which no tensor is quantised in a form that is known is refused. The
     /// default is no.
     pub allow_unquantized: bool,
-}
-
-impl SafetensorsLoadConfig {
-    /// Sets the type as which quantised tensors are read.
-    #[must_use]
-    pub fn with_dequantize(self, dtype: DType) -> Self {
-        Self {
-            dequantize: Some(dtype),
-            ..self
-        }
-    }
-
-    /// Sets whether `dequantize` may have no effect.
-    #[must_use]
-    pub fn with_allow_unquantized(self, allow_unquantized: bool) -> Self {
-        Self {
-            allow_unquantized,
-            ..self
-        }
-    }
 }
 
 register_format!(NAME, 1, save: SafetensorsConfig, load: SafetensorsLoadConfig);

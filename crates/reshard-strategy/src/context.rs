@@ -113,16 +113,20 @@ impl<'a> SaveCx<'a> {
 }
 
 /// What a format needs to open a checkpoint.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, derive_setters::Setters)]
+#[setters(prefix = "with_", generate = false)]
 #[non_exhaustive]
 pub struct OpenCx {
     /// Where the checkpoint lies.
     pub store: Arc<dyn Store>,
     /// Limits on what the checkpoint may ask for. The opened reader must keep to them in all its reads.
+    #[setters(generate)]
     pub limits: ReadLimits,
     /// The dialect, as far as files outside the format tell it: [`Dialect::Megatron`] if there is a `metadata.json` of Megatron Core.
+    #[setters(generate)]
     pub dialect: Dialect,
     /// Whether the place is a folder, or one file that its user has named. The default is a folder.
+    #[setters(generate)]
     pub kind: PlaceKind,
     /// Whether another program has saved over the checkpoint, so that records of the format that only reshard writes are of an earlier version, and are
     /// ignored. The default is no.
@@ -139,24 +143,6 @@ impl OpenCx {
             kind: PlaceKind::Folder,
             saved_over: false,
         }
-    }
-
-    /// In another dialect.
-    pub fn with_dialect(mut self, dialect: Dialect) -> Self {
-        self.dialect = dialect;
-        self
-    }
-
-    /// With other limits.
-    pub fn with_limits(mut self, limits: ReadLimits) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// For a place of this kind.
-    pub fn with_kind(mut self, kind: PlaceKind) -> Self {
-        self.kind = kind;
-        self
     }
 }
 

@@ -142,7 +142,8 @@ impl FileLayout {
 }
 
 /// The context of [`StorageWriter::finish`].
-#[derive(Debug)]
+#[derive(Debug, derive_setters::Setters)]
+#[setters(generate = false)]
 #[non_exhaustive]
 pub struct FinishCx<'a> {
     /// Where the checkpoint will lie.
@@ -154,6 +155,7 @@ pub struct FinishCx<'a> {
     /// Where each item lies, by rank, in the order of writing. In a rank-local checkpoint it has only this rank's items.
     pub written: &'a [Vec<WriteResult>],
     /// The rank, if the checkpoint is rank-local.
+    #[setters(generate, strip_option, rename = "of_rank")]
     pub rank: Option<u32>,
 }
 
@@ -171,15 +173,6 @@ impl<'a> FinishCx<'a> {
             metadata,
             written,
             rank: None,
-        }
-    }
-
-    /// For one rank of a rank-local checkpoint.
-    #[must_use]
-    pub fn of_rank(self, rank: u32) -> Self {
-        Self {
-            rank: Some(rank),
-            ..self
         }
     }
 }
@@ -452,7 +445,8 @@ impl ReadTensor {
 }
 
 /// How items are read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, derive_setters::Setters)]
+#[setters(prefix = "with_", generate = false)]
 #[non_exhaustive]
 pub struct ReadCx<'a> {
     /// Whether the checksum of every item that is read as a whole is checked.
@@ -460,6 +454,7 @@ pub struct ReadCx<'a> {
     /// Called with the bytes of tensors that were read.
     pub progress: &'a Progress,
     /// [`LoadPlan::storage_data`] of this rank's plan. Empty for reads without a plan.
+    #[setters(generate)]
     pub storage_data: &'a [u8],
 }
 
@@ -470,15 +465,6 @@ impl<'a> ReadCx<'a> {
             verify,
             progress,
             storage_data: &[],
-        }
-    }
-
-    /// Sets the data that the format has put into this rank's plan.
-    #[must_use]
-    pub fn with_storage_data(self, storage_data: &'a [u8]) -> Self {
-        Self {
-            storage_data,
-            ..self
         }
     }
 }

@@ -14,27 +14,14 @@ use reshard_model::{BoxError, ObjectCodec, Value};
 /// use reshard_torch_format::{LoadOptions, archive::Verify};
 /// let options = LoadOptions::default().with_verify(Verify::No);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, derive_setters::Setters)]
+#[setters(prefix = "with_")]
 #[non_exhaustive]
 pub struct LoadOptions {
     /// Limits on what the file may ask for.
     pub limits: Limits,
     /// Whether checksums are compared.
     pub verify: Verify,
-}
-
-impl LoadOptions {
-    /// Sets the limits.
-    pub fn with_limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// Sets whether checksums are compared.
-    pub fn with_verify(mut self, verify: Verify) -> Self {
-        self.verify = verify;
-        self
-    }
 }
 
 /// Reads a file of `torch.save` or `pickle.dump`: a zip archive, an older torch file, or a bare pickle. It executes nothing.

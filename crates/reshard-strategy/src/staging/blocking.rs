@@ -42,9 +42,15 @@ use std::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
+#[derive(Debug, derive_setters::Setters)]
+#[setters(prefix = "with_", generate = false)]
 pub struct BlockingAsyncStager {
+    /// Whether it keeps its memory for the next save (DCP's `cache_staged_state_dict`). The default is that it does.
+    #[setters(generate)]
     cache: bool,
+    /// Whether a call fails if its leaves have other types or shapes than those of the call before (DCP's `type_check`). The default is
+    /// that it does not. A failed call does not count.
+    #[setters(generate)]
     type_check: bool,
     pool: Mutex<Pool>,
     /// What the last call staged, if types are checked.
@@ -68,21 +74,6 @@ impl BlockingAsyncStager {
             last: Mutex::default(),
             allocations: AtomicU64::new(0),
         }
-    }
-
-    /// Whether it keeps its memory for the next save (DCP's `cache_staged_state_dict`). The default is that it does.
-    #[must_use]
-    pub fn with_cache(mut self, cache: bool) -> Self {
-        self.cache = cache;
-        self
-    }
-
-    /// Whether a call fails if its leaves have other types or shapes than those of the call before (DCP's `type_check`). The default is
-    /// that it does not. A failed call does not count.
-    #[must_use]
-    pub fn with_type_check(mut self, type_check: bool) -> Self {
-        self.type_check = type_check;
-        self
     }
 
     /// The number of buffers that it has allocated so far.

@@ -34,10 +34,12 @@ pub enum Era {
 /// use reshard_torch_format::archive::{ArchiveOptions, Era};
 /// let options = ArchiveOptions::default().with_prefix("common").with_era(Era::Torch21);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_setters::Setters)]
+#[setters(prefix = "with_")]
 #[non_exhaustive]
 pub struct ArchiveOptions {
     /// The folder of all records. torch uses the stem of the file's name, or `archive` if it writes to an open file.
+    #[setters(into)]
     pub prefix: Box<str>,
     /// The layout.
     pub era: Era,
@@ -49,20 +51,6 @@ impl Default for ArchiveOptions {
             prefix: "archive".into(),
             era: Era::default(),
         }
-    }
-}
-
-impl ArchiveOptions {
-    /// Sets the prefix.
-    pub fn with_prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
-        self.prefix = prefix.into();
-        self
-    }
-
-    /// Sets the layout.
-    pub fn with_era(mut self, era: Era) -> Self {
-        self.era = era;
-        self
     }
 }
 
