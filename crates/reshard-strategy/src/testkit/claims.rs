@@ -2,69 +2,27 @@
 
 use super::{
     Cut, Rank, check_sample,
-    drive::{Seat, load_on_ranks, save_on_seats},
+    drive::{Seat, save_on_seats},
     left::files,
     sample, sample_template,
+    strategies::{Pair, store},
 };
-use crate::{
-    FileRole, LoadShardedStrategy, OpenCx, SaveShardedStrategy, Saved, StorageReader, item_files,
-};
+use crate::{FileRole, OpenCx, Saved, StorageReader, item_files};
 use futures_executor::block_on;
 use reshard_comm::LocalGroup;
 use reshard_model::{
     DType, Data, ErrorKind, FlatStateDict, Path, Payload, Sharded, ShardedObject, ShardedTensor,
     Tensor, Value,
 };
-use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, SavePlanner};
-use reshard_policy::{ByItem, ShardingPolicy};
-use reshard_storage::{Entry, IfExists, Name, Store, testkit::MemoryStore};
+use reshard_plan::{DefaultSavePlanner, SavePlanner};
+use reshard_policy::ByItem;
+use reshard_storage::{Entry, IfExists, Name, Store};
 use std::sync::Arc;
 
-type Policy = Option<Arc<dyn ShardingPolicy>>;
-
-/// A strategy that saves, and the one that loads.
-#[derive(Clone, Copy)]
-pub(super) struct Both<'c> {
-    pub(super) save: &'c SaveShardedStrategy,
-    pub(super) load: &'c LoadShardedStrategy,
-}
-
-impl Both<'_> {
-    fn objects(&self) -> bool {
-        let saves = self.save.capabilities().no_sharded_objects.is_none();
-        saves && self.load.info().loads_objects
-    }
-
-    fn save(
-        &self,
-        store: &Arc<dyn Store>,
-        flats: Vec<FlatStateDict>,
-        policy: &Policy,
-    ) -> Vec<crate::Result<Saved>> {
-        let groups = LocalGroup::new(flats.len() as u32).into_iter();
-        let ranks = groups.zip(flats).map(|(group, flat)| {
-            let seat = Seat {
-                policy: policy.clone(),
-                ..Seat::new(Arc::new(group), Arc::clone(store))
-            };
-            let rank = Rank {
-                strategy: Arc::new(self.save.clone()),
-                planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
-                flat,
-            };
-            (seat, rank)
-        });
-        save_on_seats(ranks.collect(), IfExists::Refuse, None)
-    }
-
-    fn load(&self, store: &Arc<dyn Store>, template: FlatStateDict) -> FlatStateDict {
-        let rank = Rank {
-            strategy: Arc::new(self.load.clone()),
-            planner: Arc::new(DefaultLoadPlanner::DEFAULT) as Arc<dyn LoadPlanner>,
-            flat: template,
-        };
-        let mut loaded = load_on_ranks(store, vec![rank]);
-        let loaded = loaded.pop().expect("one rank");
+impl Pair<'_> {
+    fn load_alone(&self, store: &Arc<dyn Store>, template: FlatStateDict) -> FlatStateDict {
+        let loaded = self.load_flats(store, vec![template]).pop();
+        let loaded = loaded.expect("one rank");
         loaded.map_err(|failure| failure.error).unwrap().state
     }
 
@@ -73,18 +31,18 @@ impl Both<'_> {
     }
 
     /// Elements of each type that the format says it stores.
-    pub(super) fn every_type_comes_back(self) {
+    pub(super) fn every_type_comes_back(&self) {
         let holds = self.save.capabilities().dtypes;
         for dtype in DType::ALL.iter().copied().filter(|dtype| holds(*dtype)) {
             let store = store();
             let bytes: Vec<u8> = (0..6 * dtype.size()).map(|n| n as u8 & 1).collect();
             let tensor = Tensor::new(dtype, &[3, 2], bytes.clone()).unwrap();
             let leaf = ShardedTensor::full("typed", tensor);
-            for saved in self.save(&store, vec![one(leaf)], &None) {
+            for saved in self.save_flats(&store, IfExists::Refuse, vec![one(leaf)]) {
                 saved.unwrap();
             }
             let template = ShardedTensor::template("typed", dtype, &[3, 2]);
-            let loaded = self.load(&store, one(template));
+            let loaded = self.load_alone(&store, one(template));
             let Some(Sharded::Tensor(leaf)) = loaded.into_values().next() else {
                 panic!("{dtype} is lost");
             };
@@ -96,7 +54,7 @@ impl Both<'_> {
     }
 
     /// Several objects of one rank, each under its key.
-    pub(super) fn objects_keep_their_keys(self) {
+    pub(super) fn objects_keep_their_keys(&self) {
         if !self.objects() {
             return;
         }
@@ -112,10 +70,10 @@ impl Both<'_> {
             (0..5).map(object).collect()
         };
         let saved = objects(|n| Payload::Value(Value::Int(n)));
-        for outcome in self.save(&store, vec![saved], &None) {
+        for outcome in self.save_flats(&store, IfExists::Refuse, vec![saved]) {
             outcome.unwrap();
         }
-        let loaded = self.load(&store, objects(|_| Payload::None));
+        let loaded = self.load_alone(&store, objects(|_| Payload::None));
         for (n, (path, leaf)) in (0..).zip(loaded) {
             let Sharded::Object(object) = leaf else {
                 panic!("{path} is no object");
@@ -125,10 +83,10 @@ impl Both<'_> {
     }
 
     /// The reader owns all files that a save has written, and says what each of them without items is. Of other files it owns none.
-    pub(super) fn files_are_its_own(self) {
+    pub(super) fn files_are_its_own(&self) {
         let store = store();
         let flats = (0..2).map(|r| sample(Cut::Rows, r, 2, self.objects()));
-        for saved in self.save(&store, flats.collect(), &None) {
+        for saved in self.save_flats(&store, IfExists::Refuse, flats.collect()) {
             saved.unwrap();
         }
         let reader = self.open(&store);
@@ -156,11 +114,22 @@ impl Both<'_> {
     }
 
     /// A save with a policy is refused, or its files are those of the policy.
-    pub(super) fn policies_decide_on_files(self) {
+    pub(super) fn policies_decide_on_files(&self) {
         let store = store();
-        let policy: Policy = Some(Arc::new(ByItem::new()));
-        let flats = (0..2).map(|r| sample(Cut::Rows, r, 2, self.objects()));
-        let saved = self.save(&store, flats.collect(), &policy);
+        let groups = (0..2).zip(LocalGroup::new(2));
+        let ranks = groups.map(|(r, group)| {
+            let seat = Seat {
+                policy: Some(Arc::new(ByItem::new())),
+                ..Seat::new(Arc::new(group), Arc::clone(&store))
+            };
+            let rank = Rank {
+                strategy: self.saver(),
+                planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
+                flat: sample(Cut::Rows, r, 2, self.objects()),
+            };
+            (seat, rank)
+        });
+        let saved = save_on_seats(ranks.collect(), IfExists::Refuse, None);
         // Settings may have a policy of their own, beside which there is no place for another.
         let is_refused = |one: &crate::Result<Saved>| {
             let e = one.as_ref().err();
@@ -181,12 +150,8 @@ impl Both<'_> {
             "each item has a file of its own, and items lie in {files:?}"
         );
         let saved_by = self.objects().then_some(2);
-        check_sample(&self.load(&store, sample_template(Cut::Columns, 0, 1, saved_by)));
+        check_sample(&self.load_alone(&store, sample_template(Cut::Columns, 0, 1, saved_by)));
     }
-}
-
-fn store() -> Arc<dyn Store> {
-    Arc::new(MemoryStore::new())
 }
 
 fn one(leaf: ShardedTensor) -> FlatStateDict {

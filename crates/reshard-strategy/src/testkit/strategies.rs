@@ -1,7 +1,6 @@
 use super::{
     Cut, Observer, Rank, check_sample,
     checks::{checksums_are_those_of_elements, damage_is_found},
-    claims::Both,
     drive::save_on_ranks,
     exchange::what_ranks_read_for_each_other_is_what_each_would_read,
     exchange_of_saves::what_ranks_write_for_each_other_is_what_each_would_write,
@@ -102,12 +101,11 @@ pub fn save_load_contract(
         pair.save(&store, Cut::Columns, 2);
         checksums_are_those_of_elements(load, &store);
     });
-    let both = Both { save, load };
-    rule("claims.element_types", "Capabilities::dtypes").check(|| both.every_type_comes_back());
+    rule("claims.element_types", "Capabilities::dtypes").check(|| pair.every_type_comes_back());
     rule("claims.objects", "Capabilities::no_sharded_objects")
-        .check(|| both.objects_keep_their_keys());
-    rule("claims.own_files", "StorageReader::owns").check(|| both.files_are_its_own());
-    rule("claims.policies", "StorageWriter::policy_use").check(|| both.policies_decide_on_files());
+        .check(|| pair.objects_keep_their_keys());
+    rule("claims.own_files", "StorageReader::owns").check(|| pair.files_are_its_own());
+    rule("claims.policies", "StorageWriter::policy_use").check(|| pair.policies_decide_on_files());
     rule("loads.no_checkpoint_says_so", "LoadFormat::open")
         .check(|| pair.a_place_without_a_checkpoint_says_so());
 }
@@ -117,17 +115,17 @@ fn rule(name: &'static str, written: &'static str) -> Rule {
     Rule { of, name, written }
 }
 
-struct Pair<'c> {
-    save: &'c SaveShardedStrategy,
-    load: &'c LoadShardedStrategy,
+pub(super) struct Pair<'c> {
+    pub(super) save: &'c SaveShardedStrategy,
+    pub(super) load: &'c LoadShardedStrategy,
 }
 
-fn store() -> Arc<dyn Store> {
+pub(super) fn store() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new())
 }
 
 impl Pair<'_> {
-    fn saver(&self) -> Arc<SaveShardedStrategy> {
+    pub(super) fn saver(&self) -> Arc<SaveShardedStrategy> {
         Arc::new(self.save.clone())
     }
 
@@ -135,11 +133,11 @@ impl Pair<'_> {
         Arc::new(self.load.clone())
     }
 
-    fn objects(&self) -> bool {
+    pub(super) fn objects(&self) -> bool {
         self.saver().can_handle_sharded_objects() && self.loader().can_handle_sharded_objects()
     }
 
-    fn save_flats(
+    pub(super) fn save_flats(
         &self,
         store: &Arc<dyn Store>,
         how: IfExists,
@@ -163,7 +161,7 @@ impl Pair<'_> {
         }
     }
 
-    fn load_flats(
+    pub(super) fn load_flats(
         &self,
         store: &Arc<dyn Store>,
         flats: Vec<FlatStateDict>,
