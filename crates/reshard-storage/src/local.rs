@@ -3,6 +3,7 @@
 mod begun;
 mod commit;
 mod dir;
+mod during;
 mod file;
 mod files;
 mod leftover;
@@ -22,7 +23,7 @@ mod write;
 use crate::{
     Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PartWriter as _, PlaceKind,
     Progress, RecordRead, Recovery, Removal, Result, StorageError, Store, Traffic, Transaction,
-    error::During as _, pool, without_secrets,
+    local::during::During as _, pool, without_secrets,
 };
 use async_trait::async_trait;
 use bytes::Bytes;

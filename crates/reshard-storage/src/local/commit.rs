@@ -10,8 +10,8 @@ use super::{
 use crate::{
     Durability, Entry, IfExists, Name, Result, StorageError,
     action_log::{Action, note},
-    error::During as _,
     failpoint,
+    local::during::During as _,
 };
 use bytes::Bytes;
 use rustix::fs::{AtFlags, Mode};

@@ -4,7 +4,7 @@
 use crate::{
     Name, Result, StorageError,
     action_log::{Action, note},
-    error::During as _,
+    local::during::During as _,
 };
 use bytes::{Bytes, BytesMut};
 use rustix::{

@@ -1,7 +1,7 @@
 //! Positional I/O on one file, with errors that name it.
 
 use super::root::{Root, what_it_is};
-use crate::{Name, Result, StorageError, error::During as _};
+use crate::{Name, Result, StorageError, local::during::During as _};
 use bytes::Bytes;
 use reshard_model::MemoryLimit;
 use rustix::{buffer::spare_capacity, fs::FileType, io::Errno};

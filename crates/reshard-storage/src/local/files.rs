@@ -10,8 +10,8 @@ use super::{
 use crate::{
     Depth, Durability, Entry, FileBody, IfExists, Name, PlaceKind, Result, StorageError,
     action_log::{Action, note},
-    error::During as _,
     failpoint,
+    local::during::During as _,
     part::is_ending,
 };
 use bytes::Bytes;

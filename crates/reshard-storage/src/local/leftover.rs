@@ -5,7 +5,7 @@ use super::{
     url::{self, url},
     version::ResolvedPlace,
 };
-use crate::{Leftover, Result, error::During as _};
+use crate::{Leftover, Result, local::during::During as _};
 use std::{
     ffi::{OsStr, OsString},
     fs, io,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     DryTransaction, IfExists, Leftover, Name, PartStore, PartWriter, PlaceKind, Recovery, Result,
-    StorageError, Transaction, error::During as _, pool,
+    StorageError, Transaction, local::during::During as _, pool,
 };
 use async_trait::async_trait;
 use std::{

@@ -8,7 +8,7 @@ use super::{
     sibling::Aside,
     version::{NewVersion, OTHER, ResolvedPlace},
 };
-use crate::{Depth, Durability, Name, Result, StorageError, error::During as _, failpoint};
+use crate::{Depth, Durability, Name, Result, StorageError, failpoint, local::during::During as _};
 use rustix::io::Errno;
 use std::{collections::BTreeSet, os::fd::OwnedFd};
 

@@ -6,7 +6,7 @@ use super::{
     sibling::Aside,
     version::NewVersion,
 };
-use crate::{Durability, Name, Result, StorageError, error::During as _, failpoint};
+use crate::{Durability, Name, Result, StorageError, failpoint, local::during::During as _};
 use rustix::{
     fs::{FileType, Mode, RawMode, RenameFlags},
     io::Errno,

@@ -4,7 +4,9 @@
 //! such links. A directory that is a link is not entered. What is removed is the link.
 
 use super::dir::{self, ENTER, below, is_absent, unlink, utf8};
-use crate::{Depth, Entry, Head, Link, Listing, Name, Result, StorageError, error::During as _};
+use crate::{
+    Depth, Entry, Head, Link, Listing, Name, Result, StorageError, local::during::During as _,
+};
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat},
     io::Errno,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, PlaceKind, Progress, Result,
-    StorageError, Transaction, Written, error::During as _, failpoint, pool,
+    StorageError, Transaction, Written, failpoint, local::during::During as _, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -8,8 +8,8 @@ use super::{
 use crate::{
     Result, StorageError,
     action_log::{Action, note},
-    error::During as _,
     failpoint,
+    local::during::During as _,
 };
 use rustix::{
     fs::{Access, AtFlags, FileType, Mode, RenameFlags},

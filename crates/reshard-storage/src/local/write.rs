@@ -9,8 +9,8 @@ use crate::{
     StorageError, Store, Written, WrittenExtent,
     action_log::{Action, note},
     body::whole,
-    error::During as _,
     failpoint,
+    local::during::During as _,
     pool::{self, Batch, Priority},
 };
 use bytes::Bytes;
