@@ -83,20 +83,22 @@ impl Target {
             setting: name.into(),
             what,
         };
-        let was = &*self.strategy.format;
+        let make = |settings| {
+            let format = registry.save_format(&self.key(), settings);
+            format.map_err(|e| refused(e.to_string()))
+        };
+        let was = &self.strategy.format;
         let Json::Object(mut settings) = was.settings() else {
             return Err(refused("it has no settings by name".into()));
         };
-        settings.insert(name.into(), value);
-        let made = registry.save_format(&self.key(), settings.into());
-        let made = made.map_err(|e| refused(e.to_string()))?;
-        // A program may have a format of its own under this name.
-        if (*made).type_id() != was.type_id() {
-            let what =
-                "it is another format than the registered one of its name; set it in the strategy";
+        // What the settings don't say would be lost, and a program may have a format of its own under this name.
+        let again = make(settings.clone().into())?;
+        if format!("{again:?}") != format!("{was:?}") {
+            let what = "the JSON of its settings doesn't make the same format again; set it in the strategy";
             return Err(refused(what.into()));
         }
-        self.strategy.format = made;
+        settings.insert(name.into(), value);
+        self.strategy.format = make(settings.into())?;
         Ok(())
     }
 

@@ -6,7 +6,10 @@ use bytes::Bytes;
 use reshard::{
     BackendVersion, DType, ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
-    strategy::{Result as StrategyResult, SaveCx, SaveFormat, SaveShardedStrategy, StorageWriter},
+    strategy::{
+        Make, Registration, Registry, Result as StrategyResult, SaveCx, SaveFormat,
+        SaveShardedStrategy, StorageWriter,
+    },
     torch_dist::TorchDistConfig,
 };
 use reshard_convert::{Asked, ConvertError, Finding, MAX_RANKS, Over, check_files, convert};
@@ -108,6 +111,52 @@ fn a_changed_setting_does_not_replace_a_format_by_another_one_of_its_name() {
     assert!(e.contains("set it in the strategy"), "{e}");
     assert!(is_empty("memory://own-to"));
     to(TorchDistConfig::new().into()).unwrap();
+}
+
+/// A format whose JSON is silent about one setting.
+#[derive(Debug, Default)]
+struct Silent {
+    #[expect(dead_code, reason = "only Debug shows it")]
+    unsaid: bool,
+}
+
+impl SaveFormat for Silent {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new("silent", 1)
+    }
+
+    fn settings(&self) -> serde_json::Value {
+        serde_json::json!({})
+    }
+
+    fn writer(&self, cx: &SaveCx<'_>) -> StrategyResult<Arc<dyn StorageWriter>> {
+        TorchDistConfig::new().writer(cx)
+    }
+}
+
+#[test]
+fn a_changed_setting_does_not_lose_another_one() {
+    let (_, source) = saved("silent");
+    let mut registry = Registry::linked().unwrap();
+    registry
+        .register(Registration {
+            backend: "silent",
+            version: 1,
+            origin: "this test",
+            origin_version: "1",
+            make: Make::SaveSharded(|_| Ok(Arc::new(Silent::default()))),
+        })
+        .unwrap();
+    let to = |unsaid| {
+        let conversion = convert(&source, "memory://silent-to")
+            .registry(registry.clone())
+            .strategy(Silent { unsaid });
+        blocking::run(conversion.files_per_rank(2)).map_err(|e| e.to_string())
+    };
+    let e = to(true).unwrap_err();
+    assert!(e.contains("set it in the strategy"), "{e}");
+    assert!(is_empty("memory://silent-to"));
+    to(false).unwrap();
 }
 
 #[test]
