@@ -16,62 +16,88 @@ use reshard::{
     BackendVersion, ErrorKind, Registry, SaveReport,
     blocking::Checkpoint,
     plan::similar,
-    policy::ByteSize,
+    policy::{ByteSize, PolicyMetrics},
     storage::wait,
     strategy::{Damage, SaveShardedStrategy},
 };
 use reshard_convert::{
     Asked, CastReport, Convert as Setup, ConvertError, ConvertReport, Finding, LedgerEntry,
-    NotHeld, check_files, convert,
+    NotHeld, Resumed, check_files, convert,
 };
 use reshard_optim::BucketLayout;
 use serde::Serialize;
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use std::{io::Write, path::Path};
 
+/// The JSON, schema 1.
 #[derive(Serialize)]
 struct Report<'a> {
-    #[serde(flatten)]
-    before: Json,
+    schema: u32,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    dry_run: bool,
+    /// What the conversion would read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reads: Option<[&'a ReadCost<'a>; 1]>,
+    src: &'a str,
+    dst: &'a str,
+    ranks: u32,
+    tensors: u64,
+    objects: u64,
+    files: u64,
+    /// Stored parts of tensors, and objects.
+    pieces: u64,
+    bytes: u64,
+    /// With what was checked before.
+    seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<&'a PolicyMetrics>,
+    format: String,
+    #[serde(skip_serializing_if = "<[_]>::is_empty", serialize_with = "texts")]
+    dropped: &'a [NotHeld],
     /// Every item of the source.
     #[serde(serialize_with = "entries")]
     ledger: &'a [LedgerEntry],
-    #[serde(flatten)]
-    after: Json,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    casts: &'a [CastReport],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resumed: Option<Resumed>,
+    /// What of `seconds` came before anything was written.
+    checking_seconds: f64,
+    /// The checks that a dry run does not make.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    unmade_checks: &'a [&'static str],
 }
 
 impl<'a> Report<'a> {
-    fn of(done: &'a ConvertReport, reads: Option<&ReadCost<'_>>, args: &Convert) -> Self {
+    fn of(done: &'a ConvertReport, reads: Option<&'a ReadCost<'a>>, args: &'a Convert) -> Self {
         let saved = &done.saved;
-        let dropped: Vec<String> = done.dropped.iter().map(NotHeld::to_string).collect();
-        let unmade = &done.unmade_checks;
         Self {
-            before: json::members([
-                ("schema", true, json!(1)),
-                ("dry_run", args.dry_run, json!(true)),
-                ("reads", reads.is_some(), json!([reads])),
-                ("src", true, json!(args.src)),
-                ("dst", true, json!(args.dst)),
-                ("ranks", true, json!(args.ranks)),
-                ("tensors", true, json!(done.tensors)),
-                ("objects", true, json!(done.objects)),
-                ("files", true, json!(saved.files())),
-                ("pieces", true, json!(saved.totals.all.items)),
-                ("bytes", true, json!(saved.bytes())),
-                ("seconds", true, json!(done.took.as_secs_f64())),
-                ("policy", saved.policy.is_some(), json!(saved.policy)),
-                ("format", true, json!(done.format.to_string())),
-                ("dropped", !dropped.is_empty(), json!(dropped)),
-            ]),
+            schema: 1,
+            dry_run: args.dry_run,
+            reads: reads.map(|cost| [cost]),
+            src: &args.src,
+            dst: &args.dst,
+            ranks: args.ranks,
+            tensors: done.tensors,
+            objects: done.objects,
+            files: saved.files(),
+            pieces: saved.totals.all.items,
+            bytes: saved.bytes(),
+            seconds: done.took.as_secs_f64(),
+            policy: saved.policy.as_ref(),
+            format: done.format.to_string(),
+            dropped: &done.dropped,
             ledger: done.ledger.entries(),
-            after: json::members([
-                ("casts", !done.casts.is_empty(), json!(done.casts)),
-                ("resumed", resumes(args), json!(done.resumed)),
-                ("checking_seconds", true, json!(done.checking.as_secs_f64())),
-                ("unmade_checks", !unmade.is_empty(), json!(unmade)),
-            ]),
+            casts: &done.casts,
+            resumed: resumes(args).then_some(done.resumed),
+            checking_seconds: done.checking.as_secs_f64(),
+            unmade_checks: &done.unmade_checks,
         }
     }
+}
+
+fn texts<S: serde::Serializer>(what: &[NotHeld], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(what.iter().map(NotHeld::to_string))
 }
 
 fn resumes(args: &Convert) -> bool {

@@ -42,8 +42,16 @@ const TOLD: usize = 1_000;
 struct Report<'a> {
     schema: u32,
     tensors: Hashed<'a>,
-    #[serde(flatten)]
-    more: Json,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    untried: Option<usize>,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    errors: &'a Map<String, Json>,
+    /// Of the whole checkpoint.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    damage: &'a [String],
+    /// Whether nothing was checked before it was read.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    no_verify: bool,
 }
 
 type Sha256 = [u8; 32];
@@ -115,12 +123,10 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         let report = Report {
             schema: 1,
             tensors: Hashed(&tensors),
-            more: json::members([
-                ("untried", untried > 0, untried.into()),
-                ("errors", !errors.is_empty(), json!(errors)),
-                ("damage", !doubts.whole.is_empty(), json!(doubts.whole)),
-                ("no_verify", args.no_verify, true.into()),
-            ]),
+            untried: (untried > 0).then_some(untried),
+            errors: &errors,
+            damage: &doubts.whole,
+            no_verify: args.no_verify,
         };
         json::write_about(io.out, &[&checkpoint], &report)?;
     }

@@ -41,13 +41,6 @@ pub(crate) fn write_about(
     write(out, &WithNotes { report, notes })
 }
 
-/// An object of those members that are told, in this order.
-pub(crate) fn members<const N: usize>(all: [(&str, bool, Json); N]) -> Json {
-    let told = all.into_iter().filter(|(_, is_told, _)| *is_told);
-    told.map(|(name, _, value)| (name.to_owned(), value))
-        .collect()
-}
-
 /// Warnings about a checkpoint, each with its place.
 pub(crate) fn warnings(of: &Checkpoint) -> Vec<String> {
     let all = of.producer().warnings.into_iter();

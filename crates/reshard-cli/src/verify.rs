@@ -14,20 +14,37 @@ use crate::{
 use reshard::{
     ErrorKind, SIDECAR,
     blocking::Checkpoint,
-    strategy::{CheckedItems, Damage, VerifyReport},
+    strategy::{CheckedItems, Damage, NotCovered, Unlisted, VerifyReport},
 };
-use serde::Serialize;
-use serde_json::{Value as Json, json};
+use serde::{Serialize, Serializer};
+use serde_json::json;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// The JSON, schema 1.
+#[derive(Serialize)]
 struct Report {
+    schema: u32,
     status: &'static str,
     quick: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<Sampled>,
-    found: VerifyReport,
+    damage: Vec<Damage>,
+    unchecked: Vec<Damage>,
+    /// Files of metadata that another program has saved since.
+    changed: Vec<Damage>,
+    items: u64,
+    bytes: u64,
+    not_understood: Vec<Damage>,
+    not_read: Vec<Damage>,
+    #[serde(rename = "not_listed", serialize_with = "counts")]
+    unlisted: Unlisted,
+    without_checksum: u64,
     /// Files that Megatron Core's `integrity.json` does not list. They are no damage.
     beside_integrity: Vec<String>,
+    /// Bytes that nobody can confirm.
+    not_covered: NotCovered,
     /// Warnings about the checkpoint.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
 }
 
@@ -41,6 +58,17 @@ struct Sampled {
     of_bytes: u64,
 }
 
+/// How many findings are not in the lists.
+fn counts<S: Serializer>(rest: &Unlisted, to: S) -> Result<S::Ok, S::Error> {
+    let counts = json!({
+        "damage": rest.damage.findings,
+        "unchecked": rest.unchecked.findings,
+        "not_understood": rest.not_understood.findings,
+        "not_read": rest.not_read.findings,
+    });
+    counts.serialize(to)
+}
+
 impl Report {
     fn of(quick: bool, v: VerifyReport) -> Self {
         let lists = v.lists().map(|(status, found, _)| (status, found));
@@ -50,41 +78,23 @@ impl Report {
             .find(|(_, found)| !found.is_empty())
             .map_or("sound", |(status, _)| status);
         Self {
+            schema: 1,
             status,
             quick,
             sample: None,
-            found: v,
+            damage: v.damage,
+            unchecked: v.unchecked,
+            changed: v.changed,
+            items: v.items,
+            bytes: v.bytes,
+            not_understood: v.not_understood,
+            not_read: v.not_read,
+            unlisted: v.unlisted,
+            without_checksum: v.without_checksum,
             beside_integrity: Vec::new(),
+            not_covered: v.not_covered,
             notes: Vec::new(),
         }
-    }
-
-    fn json(&self) -> Json {
-        let (found, rest) = (&self.found, &self.found.unlisted);
-        let not_listed = json!({
-            "damage": rest.damage.findings,
-            "unchecked": rest.unchecked.findings,
-            "not_understood": rest.not_understood.findings,
-            "not_read": rest.not_read.findings,
-        });
-        json::members([
-            ("schema", true, json!(1)),
-            ("status", true, json!(self.status)),
-            ("quick", true, json!(self.quick)),
-            ("sample", self.sample.is_some(), json!(self.sample)),
-            ("damage", true, json!(found.damage)),
-            ("unchecked", true, json!(found.unchecked)),
-            ("changed", true, json!(found.changed)),
-            ("items", true, json!(found.items)),
-            ("bytes", true, json!(found.bytes)),
-            ("not_understood", true, json!(found.not_understood)),
-            ("not_read", true, json!(found.not_read)),
-            ("not_listed", true, not_listed),
-            ("without_checksum", true, json!(found.without_checksum)),
-            ("beside_integrity", true, json!(self.beside_integrity)),
-            ("not_covered", true, json!(found.not_covered)),
-            ("notes", !self.notes.is_empty(), json!(self.notes)),
-        ])
     }
 
     /// Of a checkpoint that could not be opened.
@@ -174,21 +184,21 @@ fn any_seed() -> u64 {
 
 fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     if args.reading.json {
-        return json::write(io.out, &report.json());
+        return json::write(io.out, report);
     }
-    let (found, rest) = (&report.found, &report.found.unlisted);
-    for line in lines(&found.changed) {
+    let rest = &report.unlisted;
+    for line in lines(&report.changed) {
         writeln!(io.out, "{}  {line}", styled(BAD, "changed"))?;
     }
     for (word, found, rest) in [
-        ("damaged", &found.damage, &rest.damage),
-        ("unchecked", &found.unchecked, &rest.unchecked),
+        ("damaged", &report.damage, &rest.damage),
+        ("unchecked", &report.unchecked, &rest.unchecked),
         (
             "not understood",
-            &found.not_understood,
+            &report.not_understood,
             &rest.not_understood,
         ),
-        ("not read", &found.not_read, &rest.not_read),
+        ("not read", &report.not_read, &rest.not_read),
     ] {
         for line in lines(found) {
             writeln!(io.out, "{}  {line}", styled(BAD, word))?;
@@ -204,17 +214,17 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         (Some(sample), _) => sampled(sample, report),
         (None, true) => format!(
             "{}; checked structure, coverage and sizes",
-            units::some(found.items, "item")
+            units::some(report.items, "item")
         ),
         (None, false) => {
-            let read = match found.bytes {
+            let read = match report.bytes {
                 0 if !matches!(report.status, "sound" | "changed") => {
                     "of which nothing could be read".into()
                 }
                 bytes => units::bytes(bytes),
             };
-            let checked = checksums(found.items, found.without_checksum);
-            format!("{}, {read}; {checked}", units::some(found.items, "item"))
+            let checked = checksums(report.items, report.without_checksum);
+            format!("{}, {read}; {checked}", units::some(report.items, "item"))
         }
     };
 
@@ -229,10 +239,10 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             ));
         }
         "damaged" => {
-            let n = units::some(found.damage.len() as u64 + rest.damage.findings, "problem");
+            let n = units::some(report.damage.len() as u64 + rest.damage.findings, "problem");
             io.out.flush()?;
             writeln!(io.err, "{n} in {looked}")?;
-            let all = match found.damage.len() {
+            let all = match report.damage.len() {
                 0 | 1 => "",
                 _ => "`--json` lists every key; ",
             };
@@ -253,7 +263,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             writeln!(io.err, "hint: {hint}")?;
         }
     }
-    if let Some(line) = not_covered::line(&found.not_covered) {
+    if let Some(line) = not_covered::line(&report.not_covered) {
         io.err.flush()?;
         writeln!(io.out, "not covered  {line}")?;
     }
@@ -285,7 +295,7 @@ fn sampled(sample: &Sampled, report: &Report) -> String {
         units::bytes(sample.of_bytes),
         units::share(sample.bytes, sample.of_bytes),
         sample.seed,
-        match report.found.without_checksum {
+        match report.without_checksum {
             n if n > 0 && n == sample.items => checksums(n, n),
             n => format!(
                 "{} of these, and structure, coverage and sizes of all",
