@@ -7,7 +7,7 @@ use crate::{
     settings::Settings,
 };
 use reshard::{
-    ProcessGroup, Registry, Save, SaveReport, StateDict, Stores,
+    ProcessGroup, Save, SaveReport, StateDict,
     comm::{Cause, Comm},
     strategy::StrategyError,
 };
@@ -26,7 +26,7 @@ const DAY: Duration = Duration::from_hours(24);
 /// Each rank of a job has one, with the same settings. One saver at a time saves to a directory.
 #[derive(Debug)]
 pub struct Saver {
-    settings: Settings,
+    pub(crate) settings: Settings,
     damaged: Damaged,
 }
 
@@ -51,12 +51,6 @@ impl Saver {
         }
     }
 
-    /// After how many steps a save is [due](Self::is_due): 1 or more.
-    pub fn every(mut self, every: u64) -> Self {
-        self.settings.every = every;
-        self
-    }
-
     /// How many checkpoints stay: 1 or more. The new one is one of them. Without this all stay.
     pub fn keep(mut self, newest: u64) -> Self {
         self.settings.keep.newest = Some(newest);
@@ -66,45 +60,6 @@ impl Saver {
     /// Keeps all checkpoints whose step is a multiple of this, too. They do not count for [`keep`](Self::keep).
     pub fn keep_every(mut self, every: u64) -> Self {
         self.settings.keep.every = Some(every);
-        self
-    }
-
-    /// What is verified of a new checkpoint before older ones are removed. If it is damaged, the save is an error ([`Error::Damaged`]), and all stay.
-    pub fn verify(mut self, verify: Verify) -> Self {
-        self.settings.verify = verify;
-        self
-    }
-
-    /// How long what a killed save has left beside the checkpoints must not have changed before the next save removes it. The default is a day, as that of
-    /// [`prune`](crate::prune()): only its age tells whether a save is still writing it. With [`Duration::ZERO`] it goes at the next save, so make sure that no other
-    /// save to the directory is running.
-    pub fn unfinished_after(mut self, age: Duration) -> Self {
-        self.settings.unfinished_after = age;
-        self
-    }
-
-    /// How the folders are called. The default is `step-{n}`.
-    pub fn pattern(mut self, pattern: StepPattern) -> Self {
-        self.settings.pattern = pattern;
-        self
-    }
-
-    /// Whose checkpoints these are. The name is noted in each of them, and only those with this name are removed. The default is `reshard-manager`. A run
-    /// that resumes needs the same name as before.
-    pub fn owner(mut self, owner: impl Into<String>) -> Self {
-        self.settings.owner = owner.into();
-        self
-    }
-
-    /// The registry of strategies; by default the linked strategies.
-    pub fn registry(mut self, registry: Registry) -> Self {
-        self.settings.registry = Some(registry);
-        self
-    }
-
-    /// The stores in which to look up the directory and the folders in it; by default the linked stores.
-    pub fn stores(mut self, stores: Stores) -> Self {
-        self.settings.stores = Some(stores);
         self
     }
 

@@ -24,17 +24,33 @@ pub enum Verify {
     Full,
 }
 
-#[derive(Clone, Debug)]
+/// The settings of a saver. Those with a text of their own are also methods of it.
+#[derive(Clone, Debug, derive_setters::Setters)]
+#[setters(generate_delegates(ty = "crate::Saver", field = "settings"))]
 pub(crate) struct Settings {
+    #[setters(skip)]
     pub(crate) dir: String,
+    /// How the folders are called. The default is `step-{n}`.
     pub(crate) pattern: StepPattern,
+    /// After how many steps a save is [due](crate::Saver::is_due): 1 or more.
     pub(crate) every: u64,
+    #[setters(skip)]
     pub(crate) keep: Keep,
+    /// What is verified of a new checkpoint before older ones are removed. If it is damaged, the save is an error ([`Error::Damaged`]), and all stay.
     pub(crate) verify: Verify,
-    /// How long what a killed save has left must not have changed before it is removed.
+    /// How long what a killed save has left beside the checkpoints must not have changed before the next save removes it. The default is a day, as that of
+    /// [`prune`](crate::prune()): only its age tells whether a save is still writing it. With [`Duration::ZERO`] it goes at the next save, so make sure that no other
+    /// save to the directory is running.
     pub(crate) unfinished_after: Duration,
+    /// Whose checkpoints these are. The name is noted in each of them, and only those with this name are removed. The default is `reshard-manager`. A run
+    /// that resumes needs the same name as before.
+    #[setters(into)]
     pub(crate) owner: String,
+    /// The registry of strategies; by default the linked strategies.
+    #[setters(strip_option)]
     pub(crate) registry: Option<Registry>,
+    /// The stores in which to look up the directory and the folders in it; by default the linked stores.
+    #[setters(strip_option)]
     pub(crate) stores: Option<Stores>,
 }
 

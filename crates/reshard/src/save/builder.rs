@@ -2,19 +2,16 @@
 
 use super::options::SaveOptions;
 use crate::{
-    CommonForm, Stateful, StoredCommon,
+    Stateful, StoredCommon,
     ranks::{self, Ranks},
 };
 use reshard_comm::{Comm, ProcessGroup, Rank};
-use reshard_model::{Dialect, Flatten, Path, StateDict, Value, ValueTree};
+use reshard_model::{Dialect, Flatten, Path, StateDict, ValueTree};
 use reshard_open::place_text;
 use reshard_plan::SavePlanner;
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Durability, Progress, Store, Stores};
-use reshard_strategy::{
-    AsyncStager, KeptPlan, Registry, SaveCommonStrategy, SaveShardedStrategy, Staging,
-    StrategyError,
-};
+use reshard_strategy::{KeptPlan, SaveCommonStrategy, StrategyError};
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 /// Saves a state dict to a directory, given by its path, or to the place of a URL. Await the result, or set options on it first.
@@ -92,18 +89,6 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Where common state goes in Megatron Core's dialect.
-    pub fn common_form(mut self, form: CommonForm) -> Self {
-        self.options.common_form = form;
-        self
-    }
-
-    /// Megatron Core's description of what the checkpoint holds. It is kept as `content_metadata` in the common state.
-    pub fn content_metadata(mut self, content: impl Into<Value>) -> Self {
-        self.options.content_metadata = Some(content.into());
-        self
-    }
-
     /// Common state of another checkpoint, which is written unchanged, in the form in which it was stored there. For
     /// tools that rewrite a checkpoint. The state itself must then have sharded leaves only.
     pub fn stored_common(mut self, common: StoredCommon) -> Self {
@@ -143,20 +128,6 @@ impl<'a> Save<'a> {
     /// The ranks that take part, as the options say so far. For programs that take steps of their own before and after the save.
     pub fn comm(&self) -> Comm<'a> {
         self.ranks.comm()
-    }
-
-    /// Sets the save strategy: settings of a format, with or without layers around it. The default is that of the
-    /// [registry](reshard_strategy::Registry::default_of): `torch_dist` with its default settings.
-    pub fn strategy(mut self, strategy: impl Into<SaveShardedStrategy>) -> Self {
-        self.options.strategy = Some(strategy.into());
-        self
-    }
-
-    /// Sets whether [`SaveReport::metadata`](crate::SaveReport::metadata) is returned on every rank, as DCP's `save` returns it. The default is
-    /// no, because sending it to thousands of ranks takes time. All ranks must pass the same.
-    pub fn metadata_on_all_ranks(mut self, on_all_ranks: bool) -> Self {
-        self.options.metadata_on_all_ranks = on_all_ranks;
-        self
     }
 
     /// Sets the strategy of common state; the default is `torch` version 1. If the sharded strategy stores no objects,
@@ -218,13 +189,6 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Whether to replace an existing checkpoint. The old checkpoint stays whole until the new one is complete; then
-    /// its files are removed. Other files in its directory stay: a README, logs, also files that came during the save.
-    pub fn overwrite(mut self, overwrite: bool) -> Self {
-        self.options.overwrite = overwrite;
-        self
-    }
-
     /// Whether to only check and plan the save, and to write nothing. All checks of a save run that need no tensor data, also those of the place, and the
     /// report contains what would be written; for data that are compressed on the way, that is their maximal length, and for objects that one rank
     /// writes for another, an estimate. Checks between ranks that compare
@@ -248,54 +212,6 @@ impl<'a> Save<'a> {
     /// [`allow_holes`](reshard_plan::DefaultSavePlanner::with_allow_holes). Keep that base in a field of your planner.
     pub fn rank_local(mut self, rank_local: bool) -> Self {
         self.options.pipeline.rank_local = rank_local;
-        self
-    }
-
-    /// If plain tensors differ between ranks, stores the coordinator's. Set this option to the same value on every rank.
-    ///
-    /// A plain tensor is a tensor that is not declared as a [`ShardedTensor`](crate::ShardedTensor): a leaf, or a part
-    /// of one. The checkpoint holds it once. So by default it must have the same type, shape and bytes on all ranks;
-    /// otherwise the save fails on all of them. To compare, each rank computes a CRC-32 of its plain tensors. Tensors in
-    /// device memory are copied to the host once more for this. A rank that is alone computes nothing. Values that are
-    /// not tensors are not compared.
-    ///
-    /// - In [`Dialect::Megatron`] plain tensors are common state, and the coordinator's is saved. If another rank has a
-    ///   tensor that the coordinator lacks, the tensor would be lost, so the save fails. With this option nothing is
-    ///   compared.
-    /// - In [`Dialect::Dcp`] a tensor that only some ranks have is saved, and these ranks must agree. With this option
-    ///   the other ranks leave differing tensors to the coordinator. If the coordinator lacks a differing tensor, the
-    ///   save still fails.
-    /// - With [`rank_local`](Self::rank_local) the rules are the same, because reshard opens the files of all ranks as
-    ///   one checkpoint. In PyTorch each rank reads only what it wrote itself, so it misses the tensors that were left
-    ///   to the coordinator.
-    ///
-    /// ```
-    /// use futures::{executor::block_on, future::join_all};
-    /// use reshard::{LocalGroup, StateDict, Tensor};
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let dir = tempfile::tempdir()?;
-    /// # let url = dir.path().join("ckpt").display().to_string();
-    /// let mut states = vec![StateDict::new(), StateDict::new()];
-    /// for (rank, state) in states.iter_mut().enumerate() {
-    ///     state.insert("seed", Tensor::from_vec(&[1], vec![rank as i64])?);
-    /// }
-    /// let groups = LocalGroup::new(2);
-    /// let save = |meant: bool| {
-    ///     let ranks = groups.iter().zip(&states);
-    ///     let each = ranks.map(|(group, state)| {
-    ///         let save = reshard::save(state, &url).group(group).coordinators_plain_tensors(meant);
-    ///         async { save.await }
-    ///     });
-    ///     block_on(join_all(each))
-    /// };
-    /// assert!(save(false).iter().all(|saved| saved.is_err()));
-    /// assert!(save(true).iter().all(|saved| saved.is_ok()));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn coordinators_plain_tensors(mut self, meant: bool) -> Self {
-        self.options.coordinators_plain_tensors = meant;
         self
     }
 
@@ -366,48 +282,6 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Whether all replicas of a piece are compared by a CRC-32 of their elements, before all but one are dropped. A difference is an error
-    /// that names keys, regions and ranks: the ranks of the job have diverged. Each rank reads all its pieces once for that, before
-    /// this call goes on, also if the save is asynchronous. Pieces of [`Data::Lazy`](reshard_model::Data::Lazy) and objects are not compared, nor
-    /// are replicas that ranks cut differently. The default is not to compare. Set it to the same value on every rank.
-    ///
-    /// ```
-    /// use reshard::{LocalGroup, ShardedTensor, StateDict, Tensor, blocking};
-    ///
-    /// let dir = tempfile::tempdir()?;
-    /// let place = dir.path().join("step-1");
-    /// let saves = std::thread::scope(|scope| {
-    ///     let ranks = LocalGroup::new(2).into_iter().zip([0u32, 1]).map(|(group, rank)| {
-    ///         let place = &place;
-    ///         scope.spawn(move || {
-    ///             // On rank 1 a bit has flipped.
-    ///             let weight = Tensor::from_vec(&[2], vec![1f32, 2. + rank as f32]).unwrap();
-    ///             let mut state = StateDict::new();
-    ///             state.insert_piece(ShardedTensor::replicated("weight", weight, rank));
-    ///             blocking::run(reshard::save(&state, place).group(&group).check_replicas(true))
-    ///         })
-    ///     });
-    ///     let ranks: Vec<_> = ranks.collect();
-    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
-    /// });
-    /// let error = saves[0].as_ref().unwrap_err().to_string();
-    /// assert!(error.contains("weight [0:2]: rank 1 differs from rank 0"), "{error}");
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub fn check_replicas(mut self, check: bool) -> Self {
-        self.options.check_replicas = check;
-        self
-    }
-
-    /// Whether to write Megatron Core's `integrity.json` with the SHA-256 of each file, in [`Dialect::Megatron`]. Each rank reads back what it
-    /// has written, which comes from the page cache if that is large enough. The file is a part of the same new version, so that no whole
-    /// checkpoint lacks it. `verify` checks it, and loads do with [`verify_integrity`](crate::Load::verify_integrity). The default is not to.
-    /// Set it to the same value on every rank.
-    pub fn integrity(mut self, integrity: bool) -> Self {
-        self.options.integrity = integrity;
-        self
-    }
-
     /// Whether dicts and lists below the top are taken apart, in [`Dialect::Dcp`]. That is the default. Without it each of them is one
     /// object, with its tensors, and can't be loaded in parts: DCP's `flatten_state_dict=False`. A load finds out by itself how
     /// a state was saved.
@@ -419,15 +293,6 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Whether the values of common state are compared between ranks, in [`Dialect::Megatron`]. The coordinator's are saved. A rank whose
-    /// values differ says so in a warning of `tracing` and in [`SaveReport::common_differs`](crate::SaveReport::common_differs); that is
-    /// no error. If all are equal, ranks exchange 32 bytes. The default is that they are compared. Tensors are compared by
-    /// [other rules](Self::coordinators_plain_tensors).
-    pub fn compare_common(mut self, compare: bool) -> Self {
-        self.options.compare_common = compare;
-        self
-    }
-
     /// Changes a copy of the common state before it is [compared](Self::compare_common): for example, removes what differs between ranks
     /// by intent. What is saved does not change.
     pub fn preprocess_common_before_consistency_check(
@@ -435,31 +300,6 @@ impl<'a> Save<'a> {
         preprocess: impl Fn(&mut ValueTree) + Send + Sync + 'static,
     ) -> Self {
         self.options.preprocess_common = Some(Arc::new(preprocess));
-        self
-    }
-
-    /// Which data an asynchronous save copies before the caller goes on. The default is all ([`Staging::Copy`]).
-    pub fn staging(mut self, staging: Staging) -> Self {
-        self.options.staging = staging;
-        self
-    }
-
-    /// Copies with this stager, instead of the one of the [`AsyncSaver`](crate::AsyncSaver) or
-    /// [`AsyncCallsQueue`](crate::AsyncCallsQueue). Only an asynchronous save copies anything.
-    pub fn stager(mut self, stager: Arc<dyn AsyncStager>) -> Self {
-        self.options.stager = Some(stager);
-        self
-    }
-
-    /// The registry in which to find the strategy of common state; by default the linked strategies.
-    pub fn registry(mut self, registry: Registry) -> Self {
-        self.options.registry = Some(registry);
-        self
-    }
-
-    /// The stores in which to look up the URL; by default the linked stores.
-    pub fn stores(mut self, stores: Stores) -> Self {
-        self.options.stores = Some(stores);
         self
     }
 

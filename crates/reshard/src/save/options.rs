@@ -26,36 +26,138 @@ pub(crate) struct Target {
 }
 
 /// What the caller has set. [`Save`](super::Save) says what each option means. It is made by the builder, and borrowed by every part of the save.
-#[derive(Default)]
+/// Each public field is an option as it is set: a method of `Save` sets it.
+#[derive(Default, derive_setters::Setters)]
+#[setters(
+    generate_private = false,
+    generate_delegates(ty = "super::Save<'_>", field = "options")
+)]
 pub(crate) struct SaveOptions {
     pub(crate) url: String,
     /// Those that formats see.
     pub(crate) pipeline: PipelineOptions,
     pub(crate) dialect_is_chosen: bool,
-    pub(crate) common_form: CommonForm,
-    pub(crate) content_metadata: Option<Value>,
+    /// Where common state goes in Megatron Core's dialect.
+    pub common_form: CommonForm,
+    /// Megatron Core's description of what the checkpoint holds. It is kept as `content_metadata` in the common state.
+    #[setters(into, strip_option)]
+    pub content_metadata: Option<Value>,
     pub(crate) stored_common: Option<StoredCommon>,
     pub(crate) empty_dicts: Vec<Path>,
     pub(crate) notes: BTreeMap<String, String>,
-    pub(crate) strategy: Option<SaveShardedStrategy>,
+    /// Sets the save strategy: settings of a format, with or without layers around it. The default is that of the
+    /// [registry](reshard_strategy::Registry::default_of): `torch_dist` with its default settings.
+    #[setters(into, strip_option)]
+    pub strategy: Option<SaveShardedStrategy>,
     pub(crate) common: Option<Arc<dyn SaveCommonStrategy>>,
     pub(crate) planner: Option<Arc<dyn SavePlanner>>,
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
-    pub(crate) overwrite: bool,
-    pub(crate) coordinators_plain_tensors: bool,
+    /// Whether to replace an existing checkpoint. The old checkpoint stays whole until the new one is complete; then
+    /// its files are removed. Other files in its directory stay: a README, logs, also files that came during the save.
+    pub overwrite: bool,
+    /// If plain tensors differ between ranks, stores the coordinator's. Set this option to the same value on every rank.
+    ///
+    /// A plain tensor is a tensor that is not declared as a [`ShardedTensor`](crate::ShardedTensor): a leaf, or a part
+    /// of one. The checkpoint holds it once. So by default it must have the same type, shape and bytes on all ranks;
+    /// otherwise the save fails on all of them. To compare, each rank computes a CRC-32 of its plain tensors. Tensors in
+    /// device memory are copied to the host once more for this. A rank that is alone computes nothing. Values that are
+    /// not tensors are not compared.
+    ///
+    /// - In [`Dialect::Megatron`] plain tensors are common state, and the coordinator's is saved. If another rank has a
+    ///   tensor that the coordinator lacks, the tensor would be lost, so the save fails. With this option nothing is
+    ///   compared.
+    /// - In [`Dialect::Dcp`] a tensor that only some ranks have is saved, and these ranks must agree. With this option
+    ///   the other ranks leave differing tensors to the coordinator. If the coordinator lacks a differing tensor, the
+    ///   save still fails.
+    /// - With [`rank_local`](Self::rank_local) the rules are the same, because reshard opens the files of all ranks as
+    ///   one checkpoint. In PyTorch each rank reads only what it wrote itself, so it misses the tensors that were left
+    ///   to the coordinator.
+    ///
+    /// ```
+    /// use futures::{executor::block_on, future::join_all};
+    /// use reshard::{LocalGroup, StateDict, Tensor};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let url = dir.path().join("ckpt").display().to_string();
+    /// let mut states = vec![StateDict::new(), StateDict::new()];
+    /// for (rank, state) in states.iter_mut().enumerate() {
+    ///     state.insert("seed", Tensor::from_vec(&[1], vec![rank as i64])?);
+    /// }
+    /// let groups = LocalGroup::new(2);
+    /// let save = |meant: bool| {
+    ///     let ranks = groups.iter().zip(&states);
+    ///     let each = ranks.map(|(group, state)| {
+    ///         let save = reshard::save(state, &url).group(group).coordinators_plain_tensors(meant);
+    ///         async { save.await }
+    ///     });
+    ///     block_on(join_all(each))
+    /// };
+    /// assert!(save(false).iter().all(|saved| saved.is_err()));
+    /// assert!(save(true).iter().all(|saved| saved.is_ok()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub coordinators_plain_tensors: bool,
     pub(crate) kept_plan: Option<Arc<KeptPlan>>,
-    pub(crate) check_replicas: bool,
+    /// Whether all replicas of a piece are compared by a CRC-32 of their elements, before all but one are dropped. A difference is an error
+    /// that names keys, regions and ranks: the ranks of the job have diverged. Each rank reads all its pieces once for that, before
+    /// this call goes on, also if the save is asynchronous. Pieces of [`Data::Lazy`](reshard_model::Data::Lazy) and objects are not compared, nor
+    /// are replicas that ranks cut differently. The default is not to compare. Set it to the same value on every rank.
+    ///
+    /// ```
+    /// use reshard::{LocalGroup, ShardedTensor, StateDict, Tensor, blocking};
+    ///
+    /// let dir = tempfile::tempdir()?;
+    /// let place = dir.path().join("step-1");
+    /// let saves = std::thread::scope(|scope| {
+    ///     let ranks = LocalGroup::new(2).into_iter().zip([0u32, 1]).map(|(group, rank)| {
+    ///         let place = &place;
+    ///         scope.spawn(move || {
+    ///             // On rank 1 a bit has flipped.
+    ///             let weight = Tensor::from_vec(&[2], vec![1f32, 2. + rank as f32]).unwrap();
+    ///             let mut state = StateDict::new();
+    ///             state.insert_piece(ShardedTensor::replicated("weight", weight, rank));
+    ///             blocking::run(reshard::save(&state, place).group(&group).check_replicas(true))
+    ///         })
+    ///     });
+    ///     let ranks: Vec<_> = ranks.collect();
+    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+    /// });
+    /// let error = saves[0].as_ref().unwrap_err().to_string();
+    /// assert!(error.contains("weight [0:2]: rank 1 differs from rank 0"), "{error}");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub check_replicas: bool,
     pub(crate) flatten: Flatten,
-    pub(crate) compare_common: bool,
-    pub(crate) integrity: bool,
+    /// Whether the values of common state are compared between ranks, in [`Dialect::Megatron`]. The coordinator's are saved. A rank whose
+    /// values differ says so in a warning of `tracing` and in [`SaveReport::common_differs`](crate::SaveReport::common_differs); that is
+    /// no error. If all are equal, ranks exchange 32 bytes. The default is that they are compared. Tensors are compared by
+    /// [other rules](Self::coordinators_plain_tensors).
+    pub compare_common: bool,
+    /// Whether to write Megatron Core's `integrity.json` with the SHA-256 of each file, in [`Dialect::Megatron`]. Each rank reads back what it
+    /// has written, which comes from the page cache if that is large enough. The file is a part of the same new version, so that no whole
+    /// checkpoint lacks it. `verify` checks it, and loads do with [`verify_integrity`](crate::Load::verify_integrity). The default is not to.
+    /// Set it to the same value on every rank.
+    pub integrity: bool,
     pub(crate) preprocess_common: Option<Preprocess>,
     /// Whether it goes on while the caller changes its state.
     pub(crate) asynchronous: bool,
-    pub(crate) metadata_on_all_ranks: bool,
-    pub(crate) staging: Staging,
-    pub(crate) stager: Option<Arc<dyn AsyncStager>>,
-    pub(crate) registry: Option<Registry>,
-    pub(crate) stores: Option<Stores>,
+    /// Sets whether [`SaveReport::metadata`](crate::SaveReport::metadata) is returned on every rank, as DCP's `save` returns it. The default is
+    /// no, because sending it to thousands of ranks takes time. All ranks must pass the same.
+    pub metadata_on_all_ranks: bool,
+    /// Which data an asynchronous save copies before the caller goes on. The default is all ([`Staging::Copy`]).
+    pub staging: Staging,
+    /// Copies with this stager, instead of the one of the [`AsyncSaver`](crate::AsyncSaver) or
+    /// [`AsyncCallsQueue`](crate::AsyncCallsQueue). Only an asynchronous save copies anything.
+    #[setters(strip_option)]
+    pub stager: Option<Arc<dyn AsyncStager>>,
+    /// The registry in which to find the strategy of common state; by default the linked strategies.
+    #[setters(strip_option)]
+    pub registry: Option<Registry>,
+    /// The stores in which to look up the URL; by default the linked stores.
+    #[setters(strip_option)]
+    pub stores: Option<Stores>,
 }
 
 impl SaveOptions {
