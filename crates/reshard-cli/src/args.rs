@@ -9,6 +9,7 @@ use clap::{
     Args, Parser, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
+use clap_complete::Shell;
 use reshard::{
     BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits,
     map::Unmapped,
@@ -49,6 +50,13 @@ pub(crate) enum Command {
                             The checkpoints of a run:\n  reshard ls /ckpt\n  reshard ls /ckpt --steps 'epoch_{n:03}'"
     )]
     Ls(Ls),
+    /// Prints the path or URL of the newest checkpoint in the directory of a run that is complete and opens.
+    #[command(
+        after_help = "Exit codes: 0 printed, 1 printed but damaged, 2 could not be done, 3 there is none.\n\n\
+                            Example:\n  reshard inspect $(reshard latest /ckpt)\n  \
+                            reshard latest s3://bucket/run --steps 'epoch_{n:03}'"
+    )]
+    Latest(Latest),
     /// Prints the elements of a tensor, or an object. Of a large tensor it reads and prints only the first and last ones along each axis.
     #[command(after_help = "Example:\n  \
                             reshard show /ckpt/step-1000 decoder.final_layernorm.weight\n  \
@@ -108,6 +116,16 @@ pub(crate) enum Command {
         after_help = "Example:\n  reshard demo --ranks 8 --to 3 --size 2GB --dir /mnt/fast/demo"
     )]
     Demo(Demo),
+    /// Prints the completions of a shell.
+    #[command(
+        after_help = "Example:\n  reshard completions bash > ~/.local/share/bash-completion/completions/reshard"
+    )]
+    Completions(Completions),
+    /// Prints the manual page, or writes one page for each command into a directory.
+    #[command(
+        after_help = "Example:\n  reshard man | man -l -\n  reshard man ~/.local/share/man/man1"
+    )]
+    Man(Man),
 }
 
 impl Command {
@@ -116,6 +134,7 @@ impl Command {
         match self {
             Self::Inspect(a) => (Some(&a.dir), Some(&a.reading)),
             Self::Ls(a) => (Some(&a.dir), Some(&a.reading)),
+            Self::Latest(a) => (Some(&a.dir), Some(&a.reading)),
             Self::Show(a) => (Some(&a.dir), Some(&a.reading)),
             Self::Digest(a) => (Some(&a.dir), Some(&a.reading)),
             Self::Verify(a) => (Some(&a.dir), Some(&a.reading)),
@@ -125,7 +144,7 @@ impl Command {
             Self::Prune(a) => (Some(&a.dir), Some(&a.reading)),
             Self::Remove(a) => (Some(&a.dir), Some(&a.reading)),
             Self::Demo(a) => (a.dir.as_deref(), None),
-            Self::Plugins(_) => (None, None),
+            Self::Plugins(_) | Self::Completions(_) | Self::Man(_) => (None, None),
         }
     }
 }
@@ -286,7 +305,7 @@ pub(crate) struct Inspect {
 
 /// Of `--steps`. For clap `{n}` in a help text is the end of a line, so a [`JOINER`](crate::usage::JOINER) stands in it, which `usage::text` takes out.
 const LISTED_STEPS: &str = "List the checkpoints whose folders are called so: `{\u{2060}n}` is the number, `{n:07}` has zeros before it. By default `step-{\u{2060}n}`, and if there is none, `iter_{n:07}` as in Megatron";
-const PRUNED_STEPS: &str = "Work on the checkpoints in this folder that are called so: `{\u{2060}n}` is the number, `{n:07}` has zeros before it. By default `step-{\u{2060}n}`, and `iter_{n:07}` as in Megatron";
+const RUN_STEPS: &str = "Work on the checkpoints in this folder that are called so: `{\u{2060}n}` is the number, `{n:07}` has zeros before it. By default `step-{\u{2060}n}`, and `iter_{n:07}` as in Megatron";
 
 #[derive(Debug, Args)]
 pub(crate) struct Ls {
@@ -295,6 +314,16 @@ pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) select: Select,
     #[arg(long, value_name = "PATTERN", conflicts_with = "globs", help = LISTED_STEPS)]
+    pub(crate) steps: Option<StepPattern>,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Latest {
+    /// The folder of the checkpoints.
+    pub(crate) dir: String,
+    #[arg(long, value_name = "PATTERN", help = RUN_STEPS)]
     pub(crate) steps: Option<StepPattern>,
     #[command(flatten)]
     pub(crate) reading: Reading,
@@ -357,7 +386,7 @@ pub(crate) struct Verify {
 pub(crate) struct Prune {
     /// The checkpoint, or a folder of checkpoints, such as that of a run: then all steps in it.
     pub(crate) dir: String,
-    #[arg(long, value_name = "PATTERN", help = PRUNED_STEPS)]
+    #[arg(long, value_name = "PATTERN", help = RUN_STEPS)]
     pub(crate) steps: Option<StepPattern>,
     /// Remove nothing, and only print what would be removed.
     #[arg(long)]
@@ -634,6 +663,18 @@ pub(crate) struct Plugins {
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell.
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Man {
+    /// The directory, which must exist. Pages in it are replaced.
+    pub(crate) dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

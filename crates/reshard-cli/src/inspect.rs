@@ -3,6 +3,7 @@
 mod facts;
 mod owners;
 mod print;
+mod sums;
 
 use crate::{
     args::Inspect,
@@ -105,6 +106,7 @@ impl Serialize for Report<'_> {
         m.serialize_entry("not_read", &f.not_read)?;
         m.serialize_entry("links", &f.links)?;
         m.serialize_entry("not_listed", &f.not_listed)?;
+        m.serialize_entry("sums", &f.sums)?;
         let optimizers: Vec<Json> = f.optimizers().into_iter().map(optimizer).collect();
         m.serialize_entry("optimizers", &optimizers)?;
         if !self.summary {

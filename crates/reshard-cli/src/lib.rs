@@ -31,6 +31,7 @@ mod inspect;
 mod io;
 mod json;
 mod list;
+mod manual;
 mod mapping;
 mod memory;
 mod not_covered;

@@ -6,9 +6,9 @@ use crate::{
     error::{CliError, FAILED, OK, Result},
     inspect,
     io::Io,
-    list, memory, plugins,
+    list, manual, memory, plugins,
     program::Program,
-    prune, remove, show, stats,
+    prune, remove, show, stats, steps,
     table::BAD,
     trace::traced,
     usage, verify,
@@ -92,6 +92,7 @@ impl Program {
         match command {
             Command::Inspect(a) => inspect::run(self, a, io),
             Command::Ls(a) => list::run(self, a, io),
+            Command::Latest(a) => steps::latest(self, a, io),
             Command::Show(a) => show::run(self, a, io),
             Command::Digest(a) => digest::run(self, a, io),
             Command::Verify(a) => verify::run(self, a, io),
@@ -102,6 +103,8 @@ impl Program {
             Command::Remove(a) => remove::run(self, a, io),
             Command::Plugins(a) => plugins::run(self, a, io),
             Command::Demo(a) => traced(a.trace.as_deref(), || demo::run(self, a, io)),
+            Command::Completions(a) => manual::completions(a.shell, io),
+            Command::Man(a) => manual::pages(a.dir.as_deref(), io),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The checkpoints of a run, for `ls` and `inspect` of the folder that holds them.
 
 use crate::{
-    args::Ls,
+    args::{Latest, Ls},
     error::{CliError, DAMAGED, NO_CHECKPOINT, OK, Result},
     findings::Doubts,
     glob::Keys,
@@ -169,6 +169,76 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
         0 => OK,
         _ => DAMAGED,
     }))
+}
+
+/// Runs `reshard latest`. A folder that holds no complete checkpoint, or a damaged one, is passed over with a note.
+pub(crate) fn latest(program: &Program, args: &Latest, io: &mut Io<'_>) -> Result<u8> {
+    let mut passed = Vec::new();
+    let mut newest = None;
+    for pattern in patterns(args.steps.as_ref())? {
+        newest = newest_of(program, args, &pattern, &mut passed)?;
+        if newest.is_some() {
+            break;
+        }
+    }
+    let told = passed.iter();
+    let told = told.map(|l| format!("passed over: {} does not open: {}", l.name, l.why));
+    io.notes(NAMED, told, |more| {
+        let folders = units::some(more, "newer folder");
+        format!("passed over: {folders} more; --json names all")
+    });
+    let Some((step, url, checkpoint)) = newest else {
+        return Err(none(&args.dir, args.steps.as_ref()));
+    };
+    let doubts = Doubts::of(&checkpoint, Some(&CheckedItems::None), Keys(&[]), io)?;
+    let damage = doubts.damage();
+    if args.reading.json {
+        let backend = checkpoint.backend();
+        let report = serde_json::json!({
+            "schema": 1,
+            "step": step,
+            "url": url,
+            "backend": backend.backend,
+            "version": backend.version,
+            "damage": damage,
+            "left_out": passed,
+        });
+        json::write_about(io.out, &[&checkpoint], &report)?;
+    } else {
+        writeln!(io.out, "{url}")?;
+    }
+    io.out.flush()?;
+    let Some(what) = damage else {
+        return Ok(OK);
+    };
+    io.note(format!(
+        "it is damaged ({what}); `reshard verify {url}` lists all damage"
+    ));
+    Ok(DAMAGED)
+}
+
+/// The newest checkpoint of a pattern that opens. `passed` gets the newer folders.
+fn newest_of(
+    program: &Program,
+    args: &Latest,
+    pattern: &StepPattern,
+    passed: &mut Vec<LeftOut>,
+) -> Result<Option<(u64, String, Checkpoint)>> {
+    let folders = run(steps(program, &args.dir, pattern.clone()).folders())?;
+    for step in folders.into_iter().rev() {
+        let name = pattern.name(step);
+        let url = format!("{}/{name}", args.dir.trim_end_matches('/'));
+        match program.open_quietly(&url, args.reading.options()) {
+            Ok(checkpoint) => return Ok(Some((step, url, checkpoint))),
+            Err(e) if [DAMAGED, NO_CHECKPOINT].contains(&e.exit_code()) => {
+                let why = e.message();
+                passed.push(LeftOut { name, why });
+            }
+            // An older one is no answer if the newest may be sound.
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(None)
 }
 
 /// The steps in a folder, in the order of their numbers.

@@ -1,5 +1,6 @@
 //! What is known of a checkpoint without loading a tensor.
 
+use super::sums::Sums;
 use crate::{error::Result, findings, units};
 use reshard::{
     Sidecar, Value,
@@ -47,6 +48,7 @@ pub(super) struct Facts {
     pub(super) links: Vec<Link>,
     /// The paths of owners in the graph of objects, by key.
     pub(super) owners: BTreeMap<String, String>,
+    pub(super) sums: Sums,
 }
 
 #[derive(Serialize)]
@@ -146,6 +148,7 @@ impl Facts {
         let mut leftovers = of(&[FileRole::Leftover, FileRole::Record]);
         leftovers.extend(checkpoint.leftovers()?.into_iter().map(|l| l.path));
         let foreign = of(&[FileRole::Foreign]);
+        let sums = Sums::of(&checkpoint);
         Ok(Self {
             checkpoint,
             common,
@@ -161,6 +164,7 @@ impl Facts {
             notes,
             links,
             owners,
+            sums,
         })
     }
 

@@ -1,6 +1,9 @@
 //! The same for people.
 
-use super::facts::{Facts, File, length};
+use super::{
+    facts::{Facts, File, length},
+    sums::Sum,
+};
 use crate::{
     error::Result,
     glob::Keys,
@@ -62,6 +65,7 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
         totals.tensor_bytes,
     );
     fact(out, "tensors", tensors)?;
+    sums(f, out)?;
     fact(
         out,
         "objects",
@@ -74,6 +78,40 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     condition(f, out)?;
     for note in producer.notes.iter().chain(&f.notes) {
         fact(out, "note", note)?;
+    }
+    if f.sums.by_module.len() < 2 {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let row = |(name, sum): (&String, &Sum)| {
+        [
+            if name.is_empty() {
+                "(top level)".into()
+            } else {
+                name.clone()
+            },
+            units::count(sum.tensors),
+            units::count(sum.elements),
+            units::bytes(sum.bytes),
+        ]
+    };
+    let head = ["MODULE", ">TENSORS", ">ELEMENTS", ">SIZE"];
+    table::rows(out, head, || f.sums.by_module.iter().map(row))?;
+    Ok(())
+}
+
+/// Parameters, element types and kinds. What tensors of one type or kind hold is said by the line before.
+fn sums(f: &Facts, out: &mut dyn Write) -> Result<()> {
+    let sums = &f.sums;
+    if sums.parameters > 0 {
+        fact(out, "parameters", units::count(sums.parameters))?;
+    }
+    for (kind, of) in [("type", &sums.by_dtype), ("kind", &sums.by_kind)] {
+        if of.len() > 1 {
+            for (name, sum) in of {
+                fact(out, kind, format!("{name}: {}", sum.text()))?;
+            }
+        }
     }
     Ok(())
 }

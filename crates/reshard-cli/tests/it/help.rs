@@ -11,8 +11,19 @@ fn program() -> Command {
 #[test]
 fn help_of_each_command_has_an_example_that_parses() {
     for command in [
-        "inspect", "ls", "show", "digest", "verify", "convert", "prune", "remove", "plugins",
+        "inspect",
+        "ls",
+        "latest",
+        "show",
+        "digest",
+        "verify",
+        "convert",
+        "prune",
+        "remove",
+        "plugins",
         "demo",
+        "completions",
+        "man",
     ] {
         let ran = run(&[command, "--help"]);
         assert_eq!((ran.code, ran.err.as_str()), (0, ""));
@@ -60,10 +71,43 @@ fn no_help_is_broken_where_a_pattern_of_steps_stands() {
                 );
                 assert!(words.contains("By default `step-{n}`, and"), "{text}");
             }
-            let has_steps = ["ls", "prune"].contains(command);
+            let has_steps = ["ls", "latest", "prune"].contains(command);
             assert_eq!(words.contains("--steps <PATTERN>"), has_steps, "{command}");
         }
     }
+}
+
+#[test]
+fn completions_and_manual_pages_name_all_commands_and_options() {
+    let help = run(&["--help"]).ok();
+    assert!(help.contains("  latest "), "{help}");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = run(&["completions", shell]).ok();
+        for word in ["latest", "convert", "max-shard-size"] {
+            assert!(script.contains(word), "{shell} lacks {word}");
+        }
+        assert!(!script.contains('\u{2060}'), "{shell}");
+    }
+    let script = run(&["completions", "bash"]).ok();
+    let checked = Command::new("bash").args(["-n", "-c", &script]).status();
+    assert!(checked.unwrap().success());
+
+    let page = run(&["man"]).ok();
+    assert!(page.contains("reshard\\-convert(1)"), "{page}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    assert_eq!(run(&["man", path]).ok(), "");
+    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+    assert_eq!(read("reshard.1"), page);
+    let convert = read("reshard-convert.1");
+    assert!(convert.contains("reshard convert") && convert.contains("max\\-shard\\-size"));
+    assert!(read("reshard-ls.1").contains("`{n}` is the number"));
+    let ran = run(&["man", &format!("{path}/nowhere")]);
+    assert!(
+        ran.code == 2 && ran.err.contains("reshard.1 can't be written"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
 use crate::{run, states};
+use reshard::{DType, ShardedTensor, StateDict, Tensor, blocking};
 use serde_json::{Value, json};
 
 /// Names of an object's members, in order.
@@ -225,4 +226,82 @@ fn the_owners_of_values_are_shown_where_the_checkpoint_has_a_graph_of_objects() 
     let url = fixture("raw_every_dtype/ckpt");
     assert!(!run(&["inspect", &url]).out.contains("OWNER"));
     assert!(!run(&["inspect", &states::dcp().url]).ok().contains("OWNER"));
+}
+
+#[test]
+fn sums_are_by_type_kind_and_module_and_tied_elements_count_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    let mut state = StateDict::new();
+    let mut put = |key: &str, rows: usize, dtype: DType| {
+        let data = Tensor::from_vec(&[rows as u64, 4], vec![1f32; rows * 4]).unwrap();
+        state.insert_piece(ShardedTensor::full(key, data.cast(dtype).unwrap()));
+    };
+    for layer in 0..3 {
+        put(&format!("model.layers.{layer}.mlp.up"), 8, DType::BFloat16);
+        put(&format!("model.layers.{layer}.norm"), 1, DType::Float32);
+        let moment = format!("optimizer.state.exp_avg.layers.{layer}.mlp.up");
+        put(&moment, 8, DType::Float32);
+    }
+    put("steps", 1, DType::Int64);
+    blocking::save(&state, &path).unwrap();
+
+    let sums = run(&["inspect", path.to_str().unwrap(), "--json", "--summary"]).json();
+    let sums = &sums["sums"];
+    let sum = |tensors: u64, elements: u64, bytes: u64| json!({ "tensors": tensors, "elements": elements, "bytes": bytes });
+    assert_eq!(sums["parameters"], 108);
+    assert_eq!(
+        sums["by_dtype"],
+        json!({ "bfloat16": sum(3, 96, 192), "float32": sum(6, 108, 432), "int64": sum(1, 4, 32) })
+    );
+    assert_eq!(
+        sums["by_kind"],
+        json!({ "model": sum(7, 112, 272), "optimizer": sum(3, 96, 384) })
+    );
+    assert_eq!(
+        sums["by_module"],
+        json!({
+            "": sum(1, 4, 32),
+            "model.layers.*": sum(3, 12, 48),
+            "model.layers.*.mlp": sum(3, 96, 192),
+            "optimizer.state.exp_avg.layers.*.mlp": sum(3, 96, 384),
+        })
+    );
+    let text = run(&["inspect", path.to_str().unwrap(), "--summary"]).ok();
+    for line in [
+        "parameters  108",
+        "type        bfloat16: 3 tensors, 96 elements, 192 B",
+        "model.layers.*.mlp                          3        96  192 B",
+        "(top level)",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in {text}");
+    }
+
+    // Tied weights of a file of torch.save.
+    let tied = dir.path().join("tied.pt");
+    let weight = Tensor::from_vec(&[2, 3], vec![1f32; 6]).unwrap();
+    let file = reshard::Value::Dict(vec![
+        ("embed.weight".into(), weight.clone().into()),
+        ("head.weight".into(), weight.into()),
+    ]);
+    std::fs::write(&tied, reshard_torch_format::save(&file).unwrap()).unwrap();
+    let j = run(&["inspect", tied.to_str().unwrap(), "--json"]).json();
+    assert_eq!(j["sums"]["parameters"], 6);
+    assert_eq!(j["sums"]["by_dtype"]["float32"], sum(2, 12, 48));
+}
+
+/// A key may have as many dots as a pickle has room for.
+#[test]
+fn sums_of_a_very_deep_key_take_no_stack() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("deep.safetensors");
+    let key = "a.".repeat(30_000) + "w";
+    let header = format!(r#"{{"{key}":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#);
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.push(7);
+    std::fs::write(&path, file).unwrap();
+    let j = run(&["inspect", path.to_str().unwrap(), "--json", "--summary"]).json();
+    let modules = j["sums"]["by_module"].as_object().unwrap();
+    assert_eq!(modules.keys().next().unwrap(), "a.a.a.a.a.a.a.a");
 }

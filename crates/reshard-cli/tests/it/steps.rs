@@ -73,6 +73,48 @@ fn ls_of_a_folder_of_checkpoints_lists_the_complete_ones() {
 }
 
 #[test]
+fn latest_prints_the_newest_checkpoint_that_opens() {
+    let dir = training();
+    let path = dir.path().to_str().unwrap();
+    let ran = run(&["latest", path]);
+    assert_eq!((ran.code, ran.out), (0, format!("{path}/step-1000\n")));
+    for passed in ["step-1100", "step-1200"] {
+        let note = format!("passed over: {passed} does not open: ");
+        assert!(ran.err.contains(&note), "{}", ran.err);
+    }
+    let ran = run(&["latest", path, "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(found["step"], 1000);
+    assert_eq!(found["url"], format!("{path}/step-1000"));
+    assert_eq!(found["left_out"][0]["name"], "step-1200");
+    assert_eq!(found["damage"], json!(null));
+    // One that opens, of which a file is missing, is no good answer for a script.
+    fs::remove_file(dir.path().join("step-1000/__0_0.distcp")).unwrap();
+    let ran = run(&["latest", path]);
+    assert_eq!((ran.code, ran.out), (1, format!("{path}/step-1000\n")));
+    assert!(ran.err.contains("it is damaged ("), "{}", ran.err);
+
+    let ran = run(&["latest", path, "--steps", "epoch_{n}"]);
+    assert_eq!((ran.code, ran.out.as_str()), (3, ""));
+    let ran = run(&["latest", &format!("{path}/nowhere")]);
+    assert_eq!((ran.code, ran.out.as_str()), (3, ""), "{}", ran.err);
+}
+
+/// As Megatron's iterations.
+#[test]
+fn latest_knows_the_names_of_megatron() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    for name in ["iter_0000100", "iter_0000020"] {
+        save(&dir.path().join(name), Dialect::Megatron);
+    }
+    assert_eq!(
+        run(&["latest", path]).ok(),
+        format!("{path}/iter_0000100\n")
+    );
+}
+
+#[test]
 fn steps_whose_files_are_missing_are_listed_as_damaged() {
     let dir = training();
     let path = dir.path().to_str().unwrap();
