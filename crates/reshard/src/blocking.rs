@@ -164,4 +164,12 @@ impl TensorHandle {
     pub fn read_as<T: Element>(&self, what: impl Select) -> Result<Vec<T>> {
         block_on(self.0.read_as(what))
     }
+
+    /// [`crate::TensorHandle::read_into`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_into<T: Element>(&self, what: impl Select, out: &mut [T]) -> Result<()> {
+        block_on(self.0.read_into(what, out))
+    }
 }

@@ -93,6 +93,9 @@ pub struct Handle<C> {
 /// A stored tensor.
 pub type TensorHandle = Handle<Checkpoint>;
 
+/// `TensorHandle::read_into` reads at most this many bytes at a time.
+const READ_BLOCK: u64 = 32 << 20;
+
 impl<C> Handle<C> {
     /// Its key. That of a mapped tensor is the mapped one.
     pub fn key(&self) -> &str {
@@ -176,6 +179,56 @@ impl Handle<Checkpoint> {
     /// As [`read`](Self::read); also for a quantised tensor, whose scale is another one; for a float4, which can't be converted; and for a value that `T` can't hold: the error has its index in the region
     /// ([`check_fit`](reshard_model::cast::check_fit)).
     pub async fn read_as<T: Element>(&self, what: impl Select) -> Result<Vec<T>> {
+        self.numbers(&self.key, what).await
+    }
+
+    /// Reads the elements of a region into memory of yours, in row-major order, as [`read_as`](Self::read_as) does. It reads blocks of at most
+    /// 32 MiB and copies them into `out`, so it needs no more memory than a block.
+    ///
+    /// ```
+    /// # use reshard::{Region, ShardedTensor, StateDict, Tensor, blocking};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let mut state = StateDict::new();
+    /// # let weight = Tensor::from_vec(&[2, 2], vec![1f32, 2., 3., 4.])?;
+    /// # state.insert_piece(ShardedTensor::full("weight", weight));
+    /// # blocking::save(&state, dir.path().join("a"))?;
+    /// let checkpoint = blocking::Checkpoint::open(dir.path().join("a"))?;
+    /// let mut memory = [0f32; 3];
+    /// checkpoint.tensor("weight")?.read_into(Region::rows(1..2), &mut memory[1..])?;
+    /// assert_eq!(memory, [0., 3., 4.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`read_as`](Self::read_as); the region has another number of elements than `out`, which is then unchanged. After another error `out` may have a part of the
+    /// elements.
+    pub async fn read_into<T: Element>(&self, what: impl Select, out: &mut [T]) -> Result<()> {
+        let url = &self.checkpoint.url;
+        let region = what.resolve(&self.key, &self.shape).during(ACT, url)?;
+        if region.lengths.volume() != Some(out.len() as u64) {
+            let what = format!(
+                "the region {region} of {} does not have the {} elements of the memory to read into",
+                self.key,
+                out.len()
+            );
+            return Err(Error::new(ACT, url, StrategyError::Invalid(what)));
+        }
+        let mut rest = out;
+        for block in region.blocks(READ_BLOCK / self.dtype.size().max(T::DTYPE.size())) {
+            // An index in an error is one in the block.
+            let name = format!("{} {block}", self.key);
+            let read: Vec<T> = self.numbers(&name, block).await?;
+            let (these, others) = rest.split_at_mut(read.len().min(rest.len()));
+            these.copy_from_slice(&read);
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// The elements of a region as numbers. `name` is for an error about one of them.
+    async fn numbers<T: Element>(&self, name: &str, what: impl Select) -> Result<Vec<T>> {
         let metadata = self.checkpoint.metadata();
         let stored = metadata.tensor(&self.key);
         let is_quantized = || stored.is_some_and(|t| scale_of(metadata, &t).is_some());
@@ -185,7 +238,7 @@ impl Handle<Checkpoint> {
             false => {
                 let read = self.read(what).await?;
                 let url = &self.checkpoint.url;
-                check_fit(&self.key, &read, T::DTYPE).during(ACT, url)?;
+                check_fit(name, &read, T::DTYPE).during(ACT, url)?;
                 read.cast(T::DTYPE).during(ACT, url)?
             }
         };

@@ -231,6 +231,21 @@ fn elements_that_an_int_type_does_not_hold_are_refused_and_not_wrapped() {
     let floats = open.tensor("floats").unwrap();
     assert_eq!(floats.read_as::<i8>(..).unwrap(), [2, -1]);
     assert!(floats.read_as::<u64>(..).is_err());
+
+    let mut memory = [9i16; 6];
+    ints.read_into(.., &mut memory[1..5]).unwrap();
+    assert_eq!(memory, [9, 1, 2, 300, 4, 9]);
+    let e = ints.read_into(.., &mut memory[..3]).unwrap_err();
+    assert!(
+        e.to_string().contains("does not have the 3 elements"),
+        "{e}"
+    );
+    assert_eq!(memory, [9, 1, 2, 300, 4, 9]);
+    let e = ints.read_into(.., &mut [0u8; 4]).unwrap_err();
+    assert!(
+        e.to_string().contains("is 300, which uint8 can't hold"),
+        "{e}"
+    );
     // A cast that is asked for wraps, as PyTorch's does.
     let all = open.tensor("ints").unwrap().read(..).unwrap();
     let wrapped = all.cast(DType::UInt8).unwrap().to_vec::<u8>().unwrap();
@@ -258,4 +273,27 @@ fn quantised_elements_are_not_read_as_numbers_of_another_type() {
         assert!(e.to_string().contains("its scale in q.scales"), "{e}");
     }
     assert_eq!(weight.read_as::<i32>(..).unwrap(), [7, -7]);
+}
+
+/// Larger than what is read at a time.
+#[test]
+fn memory_of_the_caller_gets_all_blocks_of_a_region_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let (rows, columns) = (7u64, 3 << 20);
+    let data: Vec<u16> = (0..rows * columns)
+        .map(|i| ((i * 40_503) >> 7) as u16)
+        .collect();
+    let mut state = StateDict::new();
+    let tensor = Tensor::from_vec(&[rows, columns], data.clone()).unwrap();
+    state.insert_piece(ShardedTensor::full("w", tensor));
+    blocking::save(&state, dir.path()).unwrap();
+    let checkpoint = blocking::Checkpoint::open(dir.path()).unwrap();
+    let w = checkpoint.tensor("w").unwrap();
+    let mut read = vec![0u16; data.len()];
+    w.read_into(.., &mut read).unwrap();
+    assert!(read == data);
+    let part = Region::new([1, 5], [6, columns - 6]);
+    let mut read = vec![0u16; (6 * (columns - 6)) as usize];
+    w.read_into(part.clone(), &mut read).unwrap();
+    assert!(read == w.read_as::<u16>(part).unwrap());
 }
