@@ -7,12 +7,13 @@ use crate::{
 };
 use clap::{
     Args, Parser, Subcommand,
-    builder::{PossibleValuesParser, TypedValueParser},
+    builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
 use reshard::{
     BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits,
     map::Unmapped,
+    place_text,
     policy::{ByteSize, ShardingPolicy},
     strategy::UniqueJson,
 };
@@ -157,6 +158,11 @@ pub(crate) fn given<S, T>(setup: S, value: Option<T>, set: impl FnOnce(S, T) -> 
     }
 }
 
+/// A place. A path that is not UTF-8 becomes a `file` URL, in which its bytes are escaped.
+fn place() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().map(place_text)
+}
+
 /// Which keys.
 #[derive(Debug, Args)]
 pub(crate) struct Select {
@@ -293,6 +299,7 @@ struct Limits {
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
     /// The checkpoint.
+    #[arg(value_parser = place())]
     pub(crate) dir: String,
     #[command(flatten)]
     pub(crate) select: Select,
@@ -310,6 +317,7 @@ const RUN_STEPS: &str = "Work on the checkpoints in this folder that are called 
 #[derive(Debug, Args)]
 pub(crate) struct Ls {
     /// The checkpoint, or a folder of checkpoints.
+    #[arg(value_parser = place())]
     pub(crate) dir: String,
     #[command(flatten)]
     pub(crate) select: Select,
@@ -332,6 +340,7 @@ pub(crate) struct Latest {
 #[derive(Debug, Args)]
 pub(crate) struct Show {
     /// The checkpoint.
+    #[arg(value_parser = place())]
     pub(crate) dir: String,
     /// The key of a tensor or object, or a name in the common state, such as `args.lr`.
     pub(crate) key: String,
@@ -345,6 +354,7 @@ pub(crate) struct Show {
 #[derive(Debug, Args)]
 pub(crate) struct Digest {
     /// The checkpoint.
+    #[arg(value_parser = place())]
     pub(crate) dir: String,
     #[command(flatten)]
     pub(crate) select: Select,
@@ -361,6 +371,7 @@ pub(crate) struct Digest {
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
     /// The checkpoint.
+    #[arg(value_parser = place())]
     pub(crate) dir: String,
     /// Check only structure, coverage and sizes, not the checksums.
     #[arg(long)]
@@ -385,6 +396,7 @@ pub(crate) struct Verify {
 #[derive(Debug, Args)]
 pub(crate) struct Prune {
     /// The checkpoint, or a folder of checkpoints, such as that of a run: then all steps in it.
+    #[arg(value_parser = place())]
     pub(crate) dir: String,
     #[arg(long, value_name = "PATTERN", help = RUN_STEPS)]
     pub(crate) steps: Option<StepPattern>,
@@ -402,6 +414,7 @@ pub(crate) struct Prune {
 #[derive(Debug, Args)]
 pub(crate) struct Remove {
     /// The checkpoint.
+    #[arg(value_parser = place())]
     pub(crate) dir: String,
     /// How the keys begin that are to go.
     pub(crate) prefix: String,
@@ -415,10 +428,12 @@ pub(crate) struct Remove {
 #[derive(Debug, Args)]
 pub(crate) struct Convert {
     /// The checkpoint to read.
+    #[arg(value_parser = place())]
     pub(crate) src: String,
     /// Where to write the new one.
+    #[arg(value_parser = place())]
     pub(crate) dst: String,
-    /// The format to write: a name (`reshard plugins` lists them), or its settings as JSON. The default is the format whose files have such
+    /// The format to write: a name (`reshard plugins` lists them), `hf` for safetensors, `pt` for torch_save, `dcp` for torch_dist, or settings as JSON. The default is the format whose files have such
     /// a name as DST (`model.pt`), or else torch_dist.
     #[arg(long, value_name = "FORMAT", value_parser = target)]
     pub(crate) to: Option<Target>,
@@ -536,8 +551,10 @@ fn parameter(text: &str) -> Result<(String, u64), String> {
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
     /// The first checkpoint.
+    #[arg(value_parser = place())]
     pub(crate) first: String,
     /// The second checkpoint.
+    #[arg(value_parser = place())]
     pub(crate) second: String,
     /// Of the first checkpoint.
     #[command(flatten)]
@@ -576,6 +593,7 @@ fn bound(text: &str) -> Result<f64, String> {
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
     /// The checkpoint.
+    #[arg(value_parser = place())]
     pub(crate) dir: String,
     #[command(flatten)]
     pub(crate) select: Select,
@@ -601,7 +619,16 @@ pub(crate) enum Target {
     Json(serde_json::Value),
 }
 
+/// Short names of formats.
+const ALIASES: [(&str, &str); 3] = [
+    ("hf", "safetensors"),
+    ("pt", "torch_save"),
+    ("dcp", "torch_dist"),
+];
+
 fn target(text: &str) -> Result<Target, String> {
+    let alias = ALIASES.iter().find(|(alias, _)| *alias == text);
+    let text = alias.map_or(text, |(_, name)| name);
     if !text.trim_start().starts_with('{') {
         let named: Result<BackendVersion, _> = text.parse();
         return match named {
@@ -689,7 +716,7 @@ pub(crate) struct Demo {
     #[arg(long, value_name = "BYTES", default_value = "256MiB")]
     pub(crate) size: ByteSize,
     /// Where to save the checkpoint. It stays there. The default is a temporary directory, which is removed.
-    #[arg(long)]
+    #[arg(long, value_parser = place())]
     pub(crate) dir: Option<String>,
     /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
     #[arg(long, value_name = "FILE")]

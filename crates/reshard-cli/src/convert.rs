@@ -6,6 +6,7 @@ use crate::{
     error::{CliError, OK, RAISE, Result},
     findings::{line, stored_bytes},
     glob::Keys,
+    interrupt::{Destination, Listener, Place},
     io::Io,
     json, mapping,
     program::Program,
@@ -18,7 +19,7 @@ use reshard::{
     plan::similar,
     policy::{ByteSize, PolicyMetrics},
     storage::wait,
-    strategy::{Damage, SaveShardedStrategy},
+    strategy::{Damage, Foreign, SaveShardedStrategy},
 };
 use reshard_convert::{
     Asked, CastReport, Convert as Setup, ConvertError, ConvertReport, Finding, LedgerEntry,
@@ -27,7 +28,14 @@ use reshard_convert::{
 use reshard_optim::BucketLayout;
 use serde::Serialize;
 use serde_json::json;
-use std::{io::Write, path::Path};
+use std::{
+    io::Write,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 /// The JSON, schema 1.
 #[derive(Serialize)]
@@ -123,6 +131,8 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     check_files(args.ranks, args.files_per_rank.unwrap_or(1)).map_err(told)?;
     misspelt(args)?;
     let source = program.open(&args.src, args.reading.options(), io)?;
+    let is_writing = Arc::new(AtomicBool::new(false));
+    let _listener = listener(args, &is_writing, io);
     if let Some(what) = source.unrecorded() {
         io.note(format!("{}: {what}", args.src));
     }
@@ -158,6 +168,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     bar.finish_and_clear();
     let conversion = prepared.map_err(told)?;
 
+    is_writing.store(!args.dry_run, Ordering::Relaxed);
     let bytes = if args.dry_run { 0 } else { conversion.bytes() };
     let (bar, written) = io.progress("writing", bytes);
     let done = wait(conversion.progress(move |n| written.add(n)).run());
@@ -176,6 +187,17 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     io.note_unverified(args.no_verify && !args.dry_run);
     note_stays(&done.saved, &args.dst, io);
     Ok(OK)
+}
+
+/// Listens for Ctrl-C, if this is the program of a process. If that fails, the key ends the process as usual.
+fn listener(args: &Convert, is_writing: &Arc<AtomicBool>, io: &Io<'_>) -> Option<Listener> {
+    let place = Place::Conversion(Destination {
+        dst: args.dst.clone(),
+        overwrite: args.overwrite,
+        resume: args.resume,
+        is_writing: Arc::clone(is_writing),
+    });
+    io.bars.then(|| Listener::start(place).ok()).flatten()
 }
 
 /// When the source is checked.
@@ -201,17 +223,12 @@ fn note_stays(saved: &SaveReport, dst: &str, io: &mut Io<'_>) {
 const ENDINGS: [&str; 5] = ["safetensors", "pt", "pth", "bin", "ckpt"];
 
 /// Endings that say another format than the default one, and what to do instead.
-const OTHER_ENDINGS: [(&str, &str); 7] = [
+const OTHER_ENDINGS: [(&str, &str); 2] = [
     ("zarr", "--to zarr3 writes a group of Zarr arrays"),
     (
         "index",
         "--to tensor_bundle writes a checkpoint of TensorFlow",
     ),
-    ("gguf", UNKNOWN_ENDING),
-    ("h5", UNKNOWN_ENDING),
-    ("npz", UNKNOWN_ENDING),
-    ("onnx", UNKNOWN_ENDING),
-    ("msgpack", UNKNOWN_ENDING),
 ];
 const QUANTIZED: &str = "--dequantize reads the numbers that quantised tensors stand for, if it knows their form; leave out --dtype, or the `cast` of \
     the map, to carry them over as they are stored";
@@ -245,11 +262,12 @@ fn misspelt(args: &Convert) -> Result<()> {
         ));
     }
     let of_others = |(other, _): &&(&str, &str)| ending.eq_ignore_ascii_case(other);
-    match OTHER_ENDINGS.iter().find(of_others) {
+    let known = OTHER_ENDINGS.iter().find(of_others).map(|(_, hint)| *hint);
+    match known.or_else(|| Foreign::of_name(name).map(|_| UNKNOWN_ENDING)) {
         None => Ok(()),
-        Some((_, hint)) => Err(CliError::told(
+        Some(hint) => Err(CliError::told(
             format!("{} would become a folder of torch_dist", args.dst),
-            *hint,
+            hint,
         )),
     }
 }

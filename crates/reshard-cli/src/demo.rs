@@ -1,11 +1,11 @@
 //! `reshard demo`.
 
-mod interrupt;
 mod model;
 
 use crate::{
     args,
     error::{CliError, OK, Result},
+    interrupt::{Listener, Place},
     io::Io,
     program::Program,
     table::{self, BOLD, DIM, GOOD, styled},
@@ -13,7 +13,6 @@ use crate::{
     units,
 };
 use indicatif::ProgressBar;
-use interrupt::{Listener, Place};
 use model::{Model, Share};
 use reshard::{
     LocalGroup, OpenOptions, Phase, blocking,

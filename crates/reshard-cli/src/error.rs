@@ -2,12 +2,12 @@
 
 use crate::table::{shown, shown_lines};
 use reshard::{
-    ErrorKind, LoadError, Whereabouts,
+    ErrorKind, LoadError, Registry, Whereabouts,
     storage::StorageError,
     strategy::{LimitOption, StrategyError, with_sources},
 };
 use reshard_convert::ConvertError;
-use std::{error::Error, io};
+use std::{collections::BTreeSet, error::Error, io};
 
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
 
@@ -135,8 +135,26 @@ impl CliError {
         match e {
             ConvertError::Read(e) => e.into(),
             ConvertError::Failed(e) => e.into(),
-            e => Self::told(e.to_string(), "please report this"),
+            e => Self::told(e.to_string(), ""),
         }
+    }
+
+    /// With the crate to which a bug is to be reported, if the program links strategies of other crates than reshard's.
+    pub(crate) fn with_reporter(self, registry: &Registry) -> Self {
+        let others = registry.iter().filter(|r| !is_own(r.origin));
+        let others: BTreeSet<String> = others
+            .map(|r| format!("{} {} ({})", r.origin, r.origin_version, r.backend))
+            .collect();
+        if self.kind() != Some(ErrorKind::Internal) || others.is_empty() {
+            return self;
+        }
+        let others: Vec<String> = others.into_iter().collect();
+        let hint = format!(
+            "if the checkpoint is of a format of another crate, the bug may be there, so report it to that crate: {}",
+            others.join(", ")
+        );
+        let (what, code) = (self.message(), self.exit_code());
+        Self::Told { what, hint, code }
     }
 
     /// Somebody who read the output, such as `head`, has enough.
@@ -179,7 +197,7 @@ impl CliError {
         }
     }
 
-    /// What the user can do.
+    /// What the user can do, if the message does not say it: otherwise empty.
     pub(crate) fn hint(&self) -> &str {
         // What is known most precisely speaks first: the command itself, then the format, the store, and the kind at
         // last.
@@ -217,13 +235,8 @@ impl CliError {
             Some(ErrorKind::Corrupt) => {
                 "`reshard verify` lists all that is damaged; restore the files from a copy"
             }
-            Some(ErrorKind::Invalid | ErrorKind::Unsupported) => {
-                "do what the message says; `--help` lists the options of a command"
-            }
             Some(ErrorKind::Limit) => RAISE,
-            Some(ErrorKind::Unavailable) => TRY_AGAIN,
-            Some(ErrorKind::PeerFailed) => "the message says which rank failed, and why",
-            _ => "this should not happen; please report it with the message above",
+            _ => "",
         }
     }
 
@@ -258,8 +271,10 @@ impl CliError {
     }
 }
 
-/// For what the system refuses.
-pub(crate) const TRY_AGAIN: &str = "check the disk, the mount, the permissions, and the memory that this process may use (`ulimit -v`), then try again";
+/// Whether a crate is one of reshard's.
+fn is_own(origin: &str) -> bool {
+    origin == "reshard" || origin.starts_with("reshard-")
+}
 
 /// What to do about something that asks for too much.
 pub(crate) const RAISE: &str = "if you trust the checkpoint, raise the named limit with --max-memory SIZE, --max-whole SIZE, --max-kept SIZE or --allow-repeated";
@@ -298,7 +313,6 @@ fn of_storage(e: &StorageError) -> Option<&'static str> {
         StorageError::Replaced { .. } => {
             "read it again when nothing writes there; nothing says that it is damaged"
         }
-        StorageError::Unsupported { .. } => "do what the message says, or name another place",
         StorageError::Displaced { .. } => {
             "rename the directories as the message says; nothing is lost, and `reshard verify` tells which one is whole"
         }
@@ -336,4 +350,39 @@ pub(crate) fn worse(a: u8, b: u8) -> u8 {
 /// An error with its sources, without repetitions.
 pub(crate) fn chain(e: &dyn Error) -> String {
     with_sources(e.to_string(), e)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use reshard::strategy::{Make, Registration};
+
+    #[test]
+    fn a_bug_that_may_be_of_another_crate_is_reported_there() {
+        let bug = || CliError::from(StrategyError::Internal("no receipt".into()));
+        let own = Registry::linked().unwrap();
+        assert_eq!(bug().with_reporter(&own).hint(), "");
+        let mut with_other = own;
+        let make: fn(serde_json::Value) -> _ =
+            |_| Err(StrategyError::Invalid("it is a test".into()));
+        with_other
+            .register(Registration {
+                backend: "theirs",
+                version: 1,
+                origin: "their-format",
+                origin_version: "2.3.4",
+                make: Make::LoadSharded(make),
+            })
+            .unwrap();
+        let told = bug().with_reporter(&with_other);
+        assert!(
+            told.hint().contains("their-format 2.3.4 (theirs)"),
+            "{}",
+            told.hint()
+        );
+        assert_eq!(told.exit_code(), FAILED);
+        // What is no bug is not theirs.
+        let other = CliError::from(StrategyError::Invalid("no".into()));
+        assert_eq!(other.with_reporter(&with_other).hint(), "");
+    }
 }

@@ -59,18 +59,17 @@ impl Io<'_> {
     pub(crate) fn error(&mut self, e: &CliError) {
         let (text, hint) = (e.text(), without_secrets(e.hint()));
         let text = without_secrets(&text);
-        writeln!(
-            self.err,
-            "{BAD}error:{BAD:#} {text}\n{BOLD}hint:{BOLD:#} {}",
-            shown(&hint)
-        )
-        .unwrap_or(());
+        writeln!(self.err, "{BAD}error:{BAD:#} {text}").unwrap_or(());
+        if !hint.is_empty() {
+            writeln!(self.err, "{BOLD}hint:{BOLD:#} {}", shown(&hint)).unwrap_or(());
+        }
     }
 
     /// The same for programs, on stdout; a closed pipe is no news any more.
     pub(crate) fn error_json(&mut self, kind: &str, url: Option<&str>, message: &str, hint: &str) {
         let [message, hint] = [message, hint].map(without_secrets);
         let url = url.map(without_secrets);
+        let hint = Some(hint).filter(|hint| !hint.is_empty());
         let error = json!({ "kind": kind, "url": url, "message": message, "hint": hint });
         drop(json::write(
             self.out,

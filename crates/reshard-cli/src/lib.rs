@@ -28,6 +28,7 @@ mod error;
 mod findings;
 mod glob;
 mod inspect;
+mod interrupt;
 mod io;
 mod json;
 mod list;

@@ -13,7 +13,7 @@ use crate::{
     trace::traced,
     usage, verify,
 };
-use clap::Parser;
+use clap::{Parser, error::ErrorKind};
 use reshard::{Registry, Stores, storage::without_secrets};
 use std::{
     ffi::OsString,
@@ -35,8 +35,17 @@ impl Program {
         if asked_for_json {
             memory::report_as_json();
         }
+        let given = args.clone();
         let cli = match Cli::try_parse_from(args) {
             Ok(cli) => cli,
+            Err(e) if e.kind() == ErrorKind::InvalidUtf8 => {
+                let e = not_utf8(&given);
+                if asked_for_json {
+                    io.error_json("invalid", None, &e.message(), e.hint());
+                }
+                io.error(&e);
+                return FAILED;
+            }
             Err(e) => {
                 let (is_error, code) = (e.use_stderr(), e.exit_code());
                 // It quotes arguments.
@@ -77,6 +86,7 @@ impl Program {
             Ok(code) => code,
             Err(e) if e.is_closed_pipe() => OK,
             Err(e) => {
+                let e = e.with_reporter(&self.registry);
                 // What was found before the failure comes before its message.
                 io.out.flush().unwrap_or(());
                 if asked_for_json {
@@ -130,6 +140,14 @@ impl Program {
         );
         ExitCode::from(code)
     }
+}
+
+/// The error for arguments that are not UTF-8 and no places.
+fn not_utf8(args: &[OsString]) -> CliError {
+    let odd = args.iter().filter(|arg| arg.to_str().is_none());
+    let odd: Vec<String> = odd.map(|arg| format!("{arg:?}")).collect();
+    let hint = "only places and names of files may have other bytes; keys and patterns can't";
+    CliError::told(format!("{} is not UTF-8", odd.join(", ")), hint)
 }
 
 /// Runs the program with these strategies, and with the stores that are linked.

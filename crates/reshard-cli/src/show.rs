@@ -40,12 +40,70 @@ pub(crate) fn run(program: &Program, args: &Show, io: &mut Io<'_>) -> Result<u8>
                 return Err(absent(args, &checkpoint, &e));
             }
             let common = common?;
-            let value = common.find(&args.key);
+            let value = match common.find(&args.key) {
+                Some(value) => Some(Value::from(ValueTree::clone(value))),
+                None => inside(&checkpoint, &common, &args.key)?,
+            };
             let value = value.ok_or_else(|| absent(args, &checkpoint, &e))?;
-            show_value(&checkpoint, &Value::from(ValueTree::clone(value)), args, io)?;
+            show_value(&checkpoint, &value, args, io)?;
         }
     }
     Ok(OK)
+}
+
+/// A part of an object or of a value in the common state, such as an attribute of a `Namespace`. The longest name that is there wins.
+fn inside(checkpoint: &Checkpoint, common: &ValueTree, key: &str) -> Result<Option<Value>> {
+    for (at, _) in key.rmatch_indices('.') {
+        let (first, rest) = (&key[..at], &key[at + 1..]);
+        let value = match common.find(first) {
+            Some(value) => Value::from(ValueTree::clone(value)),
+            None if checkpoint.metadata().object(first).is_some() => checkpoint.object(first)?,
+            None => continue,
+        };
+        if let Some(found) = part_of(&value, rest) {
+            return Ok(Some(found.clone()));
+        }
+    }
+    Ok(None)
+}
+
+/// The part of a value that a name means: keys of dicts, attributes of objects and indices of lists, joined with dots.
+fn part_of<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
+    let dots = name.rmatch_indices('.').map(|(at, _)| at);
+    for end in std::iter::once(name.len()).chain(dots) {
+        let (first, rest) = (&name[..end], name.get(end + 1..));
+        let Some(part) = step(value, first) else {
+            continue;
+        };
+        match rest.map(|rest| part_of(part, rest)) {
+            None => return Some(part),
+            Some(None) => {}
+            Some(found) => return found,
+        }
+    }
+    None
+}
+
+fn step<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
+    let number = name.parse::<i64>().ok();
+    let of_pairs = |pairs: &'v [(Value, Value)]| {
+        let is_it = |key: &Value| match key {
+            Value::Str(key) => **key == *name,
+            Value::Int(key) => Some(*key) == number,
+            _ => false,
+        };
+        let mut found = pairs.iter().filter(|(key, _)| is_it(key));
+        found.next().map(|(_, value)| value)
+    };
+    match value {
+        Value::Dict(pairs) => of_pairs(pairs),
+        Value::List(all) | Value::Tuple(all) => all.get(usize::try_from(number?).ok()?),
+        Value::Opaque(object) => {
+            let in_state = object.state.as_ref().and_then(|state| step(state, name));
+            in_state.or_else(|| of_pairs(&object.pairs))
+        }
+        _ => None,
+    }
 }
 
 fn absent(args: &Show, checkpoint: &Checkpoint, e: &reshard::Error) -> CliError {

@@ -3,7 +3,7 @@
 use crate::{
     args::Verify,
     cost::{self, Reads},
-    error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result, TRY_AGAIN, printed},
+    error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result, printed},
     findings::{check, lines, more_findings, stored_bytes},
     io::Io,
     json, not_covered,
@@ -258,9 +258,12 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
                     "everything else was checked; a later version of reshard, or the program that wrote it, may be able to read it"
                 }
                 "not read" => RAISE,
-                _ => TRY_AGAIN,
+                // The lines above say why.
+                _ => "",
             };
-            writeln!(io.err, "hint: {hint}")?;
+            if !hint.is_empty() {
+                writeln!(io.err, "hint: {hint}")?;
+            }
         }
     }
     if let Some(line) = not_covered::line(&report.not_covered) {

@@ -114,11 +114,45 @@ fn local_path(url: &str) -> Option<PathBuf> {
 }
 
 fn over(source: &dyn Store, place: &dyn Store, dst: Option<&Path>) -> Option<Over> {
-    let url = source.url();
-    match (local_path(&url), dst) {
-        (Some(src), Some(dst)) => holds(dst, &src),
-        _ => (url == place.url()).then_some(Over::Source),
+    let (src, url) = (source.url(), place.url());
+    if let (Some(src), Some(dst)) = (local_path(&src), dst) {
+        let inside = || {
+            let inside = holds(&src, &existing(dst.to_path_buf()));
+            inside.map(|_| Over::Inside)
+        };
+        return holds(dst, &src).or_else(inside);
     }
+    let [src, dst] = [&src, &url].map(|url| url.trim_end_matches('/'));
+    let is_in = |inner: &str, outer: &str| {
+        let rest = inner.strip_prefix(outer);
+        rest.is_some_and(|rest| rest.starts_with('/'))
+    };
+    match () {
+        () if src == dst => Some(Over::Source),
+        () if is_in(src, dst) => Some(Over::Above),
+        () if is_in(dst, src) => Some(Over::Inside),
+        () => None,
+    }
+}
+
+/// The nearest directory above a path, or the path itself, that exists. A link to nothing is followed.
+fn existing(mut path: PathBuf) -> PathBuf {
+    let mut links = 0;
+    while fs::metadata(&path).is_err() {
+        let above = path.parent().unwrap_or(Path::new("/")).to_path_buf();
+        path = match fs::read_link(&path) {
+            // No system follows more.
+            Ok(target) if links < 40 => {
+                links += 1;
+                above.join(target)
+            }
+            _ => above,
+        };
+        if path.as_os_str().is_empty() {
+            break;
+        }
+    }
+    path
 }
 
 /// The first file of the source that is a link to what a directory holds.

@@ -55,7 +55,7 @@ pub enum ConvertError {
         /// The source.
         src: String,
     },
-    /// The destination is the source, or a directory that contains the source.
+    /// The destination is the source, contains the source, or is inside of the source.
     #[error("{dst} {over} {src}")]
     Over {
         /// The destination.
@@ -392,6 +392,9 @@ pub enum Over {
     /// A directory above it.
     #[strum(to_string = "is a directory in which the source lies:")]
     Above,
+    /// A place in the source.
+    #[strum(to_string = "is a place inside of the source")]
+    Inside,
 }
 
 /// What a check says about an item. The variants are the lists of a [`VerifyReport`](reshard::strategy::VerifyReport).

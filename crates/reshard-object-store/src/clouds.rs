@@ -8,6 +8,8 @@ use crate::{
     pause::Connector,
     web::Redirects,
 };
+#[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
+use object_store::ClientConfigKey;
 #[cfg(any(feature = "gcp", feature = "azure", feature = "http"))]
 use object_store::ObjectStore;
 #[cfg(any(feature = "gcp", feature = "azure"))]
@@ -83,6 +85,26 @@ fn bucket(store: impl ObjectStore + PaginatedListStore, site: String) -> Bucket 
     }
 }
 
+/// Refuses an endpoint without encryption before the first request, because the client's own error names no setting. `allowed` is the value of `variable`.
+#[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
+fn is_encrypted(
+    url: &str,
+    endpoint: Option<String>,
+    allowed: Option<String>,
+    variable: &str,
+) -> Result<()> {
+    let is_plain = |endpoint: &String| endpoint.starts_with("http://");
+    let yes = ["true", "1", "on", "yes", "y"];
+    let allowed = allowed.is_some_and(|value| yes.contains(&&*value.to_ascii_lowercase()));
+    match endpoint.filter(is_plain).filter(|_| !allowed) {
+        None => Ok(()),
+        Some(endpoint) => Err(StorageError::invalid(format!(
+            "{url} can't be opened: its endpoint {} has no encryption, which you have to allow with {variable}=true",
+            without_secrets(&endpoint)
+        ))),
+    }
+}
+
 #[cfg(feature = "aws")]
 pub(crate) fn s3(options: &Options, budget: &Budget, url: &str) -> Result<Bucket> {
     use crate::unfinished::{Uploads, s3::S3Uploads};
@@ -99,7 +121,10 @@ pub(crate) fn s3(options: &Options, budget: &Budget, url: &str) -> Result<Bucket
         builder = builder.with_config(key, value);
     }
     let of = |key| builder.get_config_value(&key);
-    let site = site([of(Key::S3Endpoint).or(of(Key::Endpoint)), of(Key::Region)]);
+    let endpoint = of(Key::S3Endpoint).or(of(Key::Endpoint));
+    let allowed = of(Key::Client(ClientConfigKey::AllowHttp));
+    is_encrypted(url, endpoint.clone(), allowed, "AWS_ALLOW_HTTP")?;
+    let site = site([endpoint, of(Key::Region)]);
     // Without a signature nobody may list uploads. The keys of a bucket of the other kind are not those that sign URLs.
     let is_off = |key| of(key).is_none_or(|value| value == "false");
     let is_usual = is_off(Key::S3Express);
@@ -132,7 +157,10 @@ pub(crate) fn google(options: &Options, budget: &Budget, url: &str) -> Result<Bu
     for (key, value) in from_env("GOOGLE_").chain(known(options)) {
         builder = builder.with_config(key, value);
     }
-    let site = site([builder.get_config_value(&Key::BaseUrl)]);
+    let endpoint = builder.get_config_value(&Key::BaseUrl);
+    let allowed = builder.get_config_value(&Key::Client(ClientConfigKey::AllowHttp));
+    is_encrypted(url, endpoint.clone(), allowed, "GOOGLE_ALLOW_HTTP")?;
+    let site = site([endpoint]);
     let hint = "Check the variables GOOGLE_*";
     let store = builder.build().map_err(|e| setting(url, hint, e))?;
     Ok(bucket(store, site))
@@ -149,6 +177,12 @@ pub(crate) fn azure(options: &Options, budget: &Budget, url: &str) -> Result<Buc
     for (key, value) in from_env("AZURE_").chain(known(options)) {
         builder = builder.with_config(key, value);
     }
+    let of = |key| builder.get_config_value(&key);
+    // The emulator is on this machine.
+    let is_emulator = of(Key::UseEmulator).is_some_and(|value| value == "true");
+    let endpoint = of(Key::Endpoint).filter(|_| !is_emulator);
+    let allowed = of(Key::Client(ClientConfigKey::AllowHttp));
+    is_encrypted(url, endpoint, allowed, "AZURE_ALLOW_HTTP")?;
     let keys = [Key::AccountName, Key::Endpoint, Key::UseEmulator];
     let site = site(keys.map(|key| builder.get_config_value(&key)));
     let hint = "Set AZURE_STORAGE_ACCOUNT_NAME, and check the other variables AZURE_*";

@@ -89,7 +89,6 @@ impl Error {
     }
 
     /// With what lies there instead of a checkpoint.
-    #[cfg(feature = "local")]
     pub fn with_whereabouts(mut self, found: Option<Whereabouts>) -> Self {
         self.whereabouts = found.map(Box::new);
         self

@@ -9,6 +9,7 @@ mod common;
 mod control;
 mod covered;
 mod error;
+mod identify;
 mod known;
 #[cfg(feature = "map")]
 mod mapped;

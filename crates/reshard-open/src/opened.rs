@@ -5,8 +5,8 @@ use crate::{
     known::KnownStore,
     outside::is_note,
     recognise::{
-        is_no_folder, is_unlisted, no_format_of_files, no_other, noted_other, recognise,
-        recognise_part, unfinished,
+        is_no_folder, is_unlisted, may_be_misnamed, no_format_of_files, no_other, noted_other,
+        of_content, recognise, recognise_part, unfinished,
     },
     sidecar::{SIDECAR, Seen, Sidecar, is_sidecar},
     written,
@@ -272,23 +272,55 @@ impl OpenOptions {
             if top.is_empty() {
                 continue;
             }
-            let sharded = match chosen {
-                Some(chosen) => chosen,
-                None => match recognise_part(formats, kind, &top, &part)? {
-                    Some(name) => self.of_format(registry, &name)?,
-                    // Files whose names begin like the URL may have nothing to do with it. A web server may answer a folder's URL with a page.
-                    None if kind == PlaceKind::Prefix || is_unlisted(&e) => continue,
-                    // The index of the prefix `ckpt` is a file at `ckpt.index`, which may be a prefix itself.
-                    None => {
-                        e = no_format_of_files(formats, &part);
-                        continue;
-                    }
-                },
-            };
-            let cx = OpenCx::new(part).with_kind(kind);
-            return self.open_as(sharded, cx, None, formats).await;
+            if let Some(chosen) = chosen {
+                let cx = OpenCx::new(part).with_kind(kind);
+                return self.open_as(chosen, cx, None, formats).await;
+            }
+            let named = recognise_part(formats, kind, &top, &part)?;
+            // Files whose names begin like the URL may have nothing to do with it. A web server may answer a folder's URL with a page.
+            if named.is_none() && (kind == PlaceKind::Prefix || is_unlisted(&e)) {
+                continue;
+            }
+            match self
+                .open_recognised(registry, formats, (&part, kind), &top, named)
+                .await?
+            {
+                Some(opened) => return Ok(opened),
+                // The index of the prefix `ckpt` is a file at `ckpt.index`, which may be a prefix itself.
+                None => e = no_format_of_files(formats, &part),
+            }
         }
         Err(e)
+    }
+
+    /// Opens a file as the format that its name tells, or else as the one that its content tells. `None` if neither tells one.
+    async fn open_recognised(
+        &self,
+        registry: &Registry,
+        formats: &Formats,
+        (part, kind): (&Arc<dyn Store>, PlaceKind),
+        top: &Listing,
+        named: Option<BackendVersion>,
+    ) -> Result<Option<Opened>> {
+        let open = async |format: &BackendVersion| {
+            let cx = OpenCx::new(Arc::clone(part)).with_kind(kind);
+            let format = self.of_format(registry, format)?;
+            self.open_as(format, cx, None, formats).await
+        };
+        let failed = match &named {
+            Some(named) => match open(named).await {
+                Err(e) if kind == PlaceKind::File && may_be_misnamed(&e) => Some(e),
+                opened => return opened.map(Some),
+            },
+            None => None,
+        };
+        // The content is read only if the name has not decided, because each request may take long.
+        let told = of_content(formats, part, top).await?;
+        match (told.filter(|told| named.as_ref() != Some(told)), failed) {
+            (Some(told), _) => open(&told).await.map(Some),
+            (None, Some(e)) => Err(e),
+            (None, None) => Ok(None),
+        }
     }
 
     async fn open_folder(

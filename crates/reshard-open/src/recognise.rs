@@ -4,7 +4,7 @@ use crate::sidecar::{SIDECAR, Sidecar};
 use reshard_megatron::METADATA_JSON;
 use reshard_storage::{Depth, Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, Detection, Formats, LoadShardedStrategy, Result, StrategyError,
+    BackendVersion, Detection, Formats, HEAD, LoadShardedStrategy, Result, StrategyError,
 };
 use std::{collections::VecDeque, io, sync::Arc};
 
@@ -246,6 +246,36 @@ pub(crate) fn recognise_part(
         (PlaceKind::File, [file]) => only(|detected| formats.of_file(detected, file), store),
         _ => one_of(&formats, top, store),
     }
+}
+
+/// Whether a file may be one of another format than its name says.
+pub(crate) fn may_be_misnamed(e: &StrategyError) -> bool {
+    matches!(
+        e,
+        StrategyError::NotACheckpoint { .. } | StrategyError::Corrupt { .. }
+    )
+}
+
+/// The format of a file by its content. `None` if no linked format recognises it.
+pub(crate) async fn of_content(
+    formats: &Formats,
+    store: &Arc<dyn Store>,
+    top: &Listing,
+) -> Result<Option<BackendVersion>> {
+    let [file] = &*top.files else {
+        return Ok(None);
+    };
+    // A file of a checkpoint that is a folder is a part of that.
+    let is_part = |f: &LoadShardedStrategy| {
+        !f.info().lives_in(PlaceKind::File) && f.info().own_file(file.name.as_str()).is_some()
+    };
+    if formats.all.iter().any(is_part) {
+        return Ok(None);
+    }
+    let head = store.read(&file.name, 0..file.bytes.min(HEAD)).await?;
+    let formats = formats.of_kind(PlaceKind::File).all.into_iter();
+    let mut told = formats.filter(|f| f.info().detect_content.is_some_and(|is| is(&head)));
+    Ok(told.next().map(|format| format.key()))
 }
 
 /// Why a file is no checkpoint.

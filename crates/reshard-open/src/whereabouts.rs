@@ -3,11 +3,12 @@
 #[cfg(feature = "local")]
 mod look;
 
-use crate::{Error, opened::OpenOptions};
+use crate::{Error, identify::identify, opened::OpenOptions};
+use reshard_model::ErrorKind;
 #[cfg(feature = "local")]
 use reshard_strategy::{BackendVersion, FormatInfo, StrategyError};
 
-/// What lies at a place on this machine that is no checkpoint, and what to open instead.
+/// What lies at a place that is no checkpoint, and what to open instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whereabouts {
     what: String,
@@ -15,18 +16,27 @@ pub struct Whereabouts {
     instead: Option<String>,
     holds_some: bool,
     is_latest: bool,
+    /// Whether it says more than the content of a file or folder can.
+    is_sure: bool,
 }
 
 impl Whereabouts {
-    #[cfg(feature = "local")]
-    fn new(what: String, hint: impl Into<String>) -> Self {
+    pub(crate) fn new(what: String, hint: impl Into<String>) -> Self {
         Self {
             what,
             hint: hint.into(),
             instead: None,
             holds_some: false,
             is_latest: false,
+            is_sure: true,
         }
+    }
+
+    /// Of something that its content may tell better.
+    #[cfg(feature = "local")]
+    fn unsure(self) -> Self {
+        let is_sure = false;
+        Self { is_sure, ..self }
     }
 
     /// Of a folder of checkpoints, with one of them.
@@ -41,7 +51,7 @@ impl Whereabouts {
 
     #[cfg(feature = "local")]
     fn with_instead(mut self, path: impl AsRef<std::path::Path>) -> Self {
-        self.instead = Some(path.as_ref().display().to_string());
+        self.instead = Some(crate::place_text(path));
         self
     }
 
@@ -71,57 +81,75 @@ impl Whereabouts {
     }
 }
 
-/// Adds to an error of opening what lies at the place instead of a checkpoint, if it is on this machine.
-#[cfg(feature = "local")]
+/// Adds to an error of opening what lies at the place instead of a checkpoint: a checkpoint near it, if it is on this machine, or data of another program.
 pub async fn explained(how: &OpenOptions, url: &str, e: Error) -> Error {
-    let is_unavailable = e.kind() == reshard_model::ErrorKind::Unavailable;
-    if !e.is_no_checkpoint() && !is_unavailable {
-        return e;
-    }
-    let Some(path) = local_path(how, url) else {
-        return e;
+    let found = match e.kind() {
+        // The format was recognised, perhaps by a name alone.
+        ErrorKind::Corrupt => return explained_by(identify(how, url, &e).await, e),
+        ErrorKind::Unavailable => beside(how, url, &e).await,
+        _ if e.is_no_checkpoint() => {
+            let beside = beside(how, url, &e).await;
+            match beside {
+                Some(beside) if beside.is_sure => Some(beside),
+                beside => identify(how, url, &e).await.or(beside),
+            }
+        }
+        _ => None,
     };
+    explained_by(found, e)
+}
+
+fn explained_by(found: Option<Whereabouts>, e: Error) -> Error {
+    match found {
+        Some(_) => e.with_whereabouts(found),
+        None => e,
+    }
+}
+
+/// What lies at a place on this machine.
+#[cfg(feature = "local")]
+async fn beside(how: &OpenOptions, url: &str, e: &Error) -> Option<Whereabouts> {
+    let is_unavailable = e.kind() == ErrorKind::Unavailable;
+    let path = local_path(how, url)?;
     let named = url.to_owned();
     let torch_dist = how.strategies().ok();
     let torch_dist =
         torch_dist.and_then(|all| all.load_sharded(&BackendVersion::new("torch_dist", 1)).ok());
     let of = torch_dist.map_or(FormatInfo::NEW, |format| *format.info());
     // What the system refuses to give of a directory or a file may be a checkpoint. A pipe is none.
-    let look = move || match is_unavailable && (path.is_dir() || path.is_file()) {
+    let may_be_one = |path: &std::path::Path| {
+        let has_text = path.file_name().is_some_and(|name| name.to_str().is_some());
+        path.is_dir() || (path.is_file() && has_text)
+    };
+    let look = move || match is_unavailable && may_be_one(&path) {
         true => None,
         false => look::explain(&named, &path, &of),
     };
-    let Ok(found) = reshard_storage::run_blocking([look]).await else {
-        return e;
-    };
+    let found = reshard_storage::run_blocking([look]).await.ok()?;
     let mut found = found.into_iter().flatten().next();
+    let StrategyError::NotACheckpoint { why, .. } = e.strategy_error() else {
+        return found;
+    };
     // A format that looked into an archive knows more than its first bytes tell.
-    if let StrategyError::NotACheckpoint { why, .. } = e.strategy_error()
-        && let Some(why) = why.strip_prefix("it is a zip archive ")
-    {
+    if let Some(why) = why.strip_prefix("it is a zip archive ") {
         let hint = "open it with the program that wrote it";
-        found = Some(Whereabouts::new(
-            format!("{url} is a zip archive {why}"),
-            hint,
-        ));
+        let what = format!("{url} is a zip archive {why}");
+        found = Some(Whereabouts::new(what, hint).unsure());
     }
     // Of a file that may be anything the formats say more: which names they know.
-    if let (Some(found), StrategyError::NotACheckpoint { why, .. }) =
-        (&mut found, e.strategy_error())
-        && let (Some(named), Some(why)) = (
-            found.what.strip_suffix(look::PLAIN_FILE),
-            why.strip_prefix("it is a file, and "),
-        )
+    if let Some(found) = &mut found
+        && let Some(named) = found.what.strip_suffix(look::PLAIN_FILE)
+        && let Some(why) = why.strip_prefix("it is a file, and ")
     {
         found.what = format!("{named} is a file, and {why}");
     }
-    e.with_whereabouts(found)
+    found
 }
 
-/// Adds nothing: without the feature `local`, nobody can look.
+/// Without the feature `local`, nothing is known of this machine.
 #[cfg(not(feature = "local"))]
-pub async fn explained(_: &OpenOptions, _: &str, e: Error) -> Error {
-    e
+async fn beside(_: &OpenOptions, _: &str, _: &Error) -> Option<Whereabouts> {
+    None
 }
 
 /// Where a URL lies on this machine's file systems, if it does.

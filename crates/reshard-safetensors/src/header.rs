@@ -71,6 +71,14 @@ pub(crate) fn length(first: &[u8], file: u64) -> Result<u64, Refused> {
     Ok(length)
 }
 
+/// Whether a file of another name that begins so is one of safetensors: a possible length, then a JSON object.
+pub(crate) fn is_start(first: &[u8]) -> bool {
+    let Some((length, text)) = first.split_first_chunk() else {
+        return false;
+    };
+    (2..=MOST).contains(&u64::from_le_bytes(*length)) && text.starts_with(b"{")
+}
+
 /// Parses a header, and checks that its tensors are the bytes of a file of `file` bytes: one after the other, without gaps.
 pub(crate) fn parse(text: &[u8], file: u64) -> Result<Header, Refused> {
     if text.first() != Some(&b'{') {

@@ -6,7 +6,7 @@ mod sharding;
 mod tables;
 
 use crate::{
-    NAME, RECORD, SafetensorsLoadConfig,
+    NAME, RECORD, SafetensorsLoadConfig, header,
     names::{INDEX, MODEL, Named},
     quantized::{Dequantized, Quantization},
 };
@@ -48,6 +48,7 @@ const INFO: FormatInfo = FormatInfo {
         Some(Named::Tensors(_)) => Detection::Yes,
         _ => Detection::No,
     }),
+    detect_content: Some(header::is_start),
     probes: &[RECORD, INDEX, MODEL],
     lives_in: &[PlaceKind::Folder, PlaceKind::File],
     ..FormatInfo::NEW

@@ -1,6 +1,10 @@
 use crate::{Length, Name};
 use reshard_model::{BoxError, ErrorKind, ModelError, SourceError};
-use std::{fmt, io, ops::Range, path::PathBuf};
+use std::{
+    fmt, io,
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 /// The errors of stores and transactions.
 #[derive(thiserror::Error)]
@@ -397,7 +401,7 @@ impl StorageError {
         path: impl Into<PathBuf>,
         source: impl Into<io::Error>,
     ) -> Self {
-        let (path, source) = (path.into().display().to_string(), source.into());
+        let (path, source) = (shown_path(&path.into()), source.into());
         match source.kind() {
             io::ErrorKind::NotFound => Self::NotFound { path },
             _ => Self::Io {
@@ -420,6 +424,13 @@ impl StorageError {
     pub fn invalid(what: impl Into<String>) -> Self {
         Self::Invalid { what: what.into() }
     }
+}
+
+/// A path as messages show it. Bytes of a path that is not UTF-8 are escaped, so that it can be told from others.
+pub fn shown_path(path: &Path) -> String {
+    let bytes = || path.as_os_str().as_encoded_bytes().escape_ascii();
+    path.to_str()
+        .map_or_else(|| bytes().to_string(), str::to_owned)
 }
 
 /// Result of this crate's functions.

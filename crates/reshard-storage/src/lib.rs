@@ -68,7 +68,7 @@ pub type __Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T>> + Se
 pub use cached::{CachedStore, DiskCache, read_through};
 pub use counting::{CountingStore, Counts};
 pub use dry_run::DryTransaction;
-pub use error::{Result, ServiceFault, StorageError};
+pub use error::{Result, ServiceFault, StorageError, shown_path};
 pub use ext::StoreExt;
 #[cfg(feature = "local")]
 pub use local::LocalStore;

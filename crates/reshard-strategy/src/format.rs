@@ -702,11 +702,16 @@ pub trait StorageReader: ReaderHooks {
     /// # Errors
     /// The first read that fails.
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic>;
-    /// Reads objects, in their stored encoding or as values. Returns them in the order of `reads`.
+    /// Reads objects, in their stored encoding or as values. Returns them in the order of `reads`. The default is for formats without objects.
     ///
     /// # Errors
-    /// The first read that fails.
-    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>>;
+    /// The first read that fails. By default: not supported.
+    async fn read_objects(&self, reads: &[ReadObject], _cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        match reads {
+            [] => Ok(Vec::new()),
+            _ => Err(unsupported(&self.key(), "reading objects")),
+        }
+    }
     /// The checksum of the elements of each of these chunks, in row-major order and little-endian, as the checkpoint says. `None` for a chunk of which nothing of
     /// this kind is stored. A tool that reads every element once checks by it what it reads, instead of reading everything twice. The default
     /// is that nothing is stored.

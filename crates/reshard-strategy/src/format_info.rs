@@ -42,6 +42,9 @@ pub struct FormatInfo {
     /// Whether one file is a checkpoint of this format, by its name. It is asked of formats that [live](Self::lives_in) in files. By default it
     /// is what [`detect`](Self::detect) says of a folder with this file alone.
     pub detect_file: Option<fn(&Entry) -> Detection>,
+    /// Whether one file is a checkpoint of this format, by its first [`HEAD`](crate::HEAD) bytes. It is called only if no format opens the file
+    /// by its name. By default no content is known.
+    pub detect_content: Option<fn(&[u8]) -> bool>,
     /// File names of which most checkpoints of this format have one. They are looked for before the place is listed,
     /// because listing many files takes long or is impossible. Files with a prefix in a place where requests are dear are found by
     /// these names alone, if each format that [lives](Self::lives_in) so has one without a folder.
@@ -63,6 +66,7 @@ impl FormatInfo {
         own_file: |_| None,
         detect: None,
         detect_file: None,
+        detect_content: None,
         probes: &[],
         probes_in_folders: &[],
         lives_in: &[PlaceKind::Folder],

@@ -29,6 +29,7 @@ mod elements;
 mod error;
 mod few;
 mod findings;
+mod foreign;
 mod format;
 mod format_info;
 mod format_record;
@@ -78,6 +79,7 @@ pub use elements::{Blocks, Elements, decode_object, encode_object, other_kind};
 pub use error::{Result, StrategyError, cause};
 pub use few::{few, first};
 pub use findings::{Damage, Rest, Unlisted, VerifyReport};
+pub use foreign::{FOREIGN, Foreign, HEAD, TAIL};
 pub use format::{
     ExtentId, FileLayout, FileRole, FinishCx, Footprint, PolicyUse, Producer, ReadCx, ReadObject,
     ReadTensor, ReaderHooks, Records, Resolve, Rewritten, StorageInfo, StorageReader,

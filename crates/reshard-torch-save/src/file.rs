@@ -7,7 +7,7 @@ mod zip;
 use crate::error::{lost, not_understood, unreadable};
 use bytes::Bytes;
 use reshard_storage::{Name, Store};
-use reshard_strategy::{ReadLimits, Result, StrategyError, torch::parsing};
+use reshard_strategy::{Foreign, ReadLimits, Result, StrategyError, torch::parsing};
 use reshard_torch_format::{
     Error as FormatError, LegacyHead, Outline, Result as FormatResult, StorageRef, TensorRef,
     archive::{ByteOrder, Method, RECORDS, Record},
@@ -79,9 +79,12 @@ impl TorchFile {
             whole(&all, &name, limits)?;
             (all, Container::Pickle)
         } else {
-            let why = format!(
-                "{name} does not begin as a file of torch.save does: it is neither a zip archive nor a pickle"
-            );
+            let why = match Foreign::of_file(&first, &[]) {
+                Some(foreign) => format!("{name} is {}: {}", foreign.what, foreign.next),
+                None => format!(
+                    "{name} does not begin as a file of torch.save does: it is neither a zip archive nor a pickle"
+                ),
+            };
             let url = store.url();
             return Err(StrategyError::NotACheckpoint { url, why });
         };
@@ -195,6 +198,14 @@ impl TorchFile {
             Container::Legacy(head) => head.storages.get(&storage.key).map(|s| s.data.clone()),
             Container::Pickle => None,
         }
+    }
+}
+
+/// Whether a file that begins so was written by torch, whatever its name is.
+pub(crate) fn has_torch_content(head: &[u8]) -> bool {
+    match head.starts_with(b"PK\x03\x04") {
+        true => window::has_torch_name(head),
+        false => LegacyHead::is_legacy(head),
     }
 }
 

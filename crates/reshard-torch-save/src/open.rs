@@ -3,7 +3,7 @@
 use crate::{
     NAME, TorchSaveLoadConfig,
     error::refused_file,
-    file::TorchFile,
+    file::{TorchFile, has_torch_content},
     index::{Index, Parsed},
     names::{INDEX, WEIGHTS, is_file, own_file},
     reader::TorchSaveReader,
@@ -30,6 +30,7 @@ const INFO: FormatInfo = FormatInfo {
         true => Detection::Yes,
         false => Detection::No,
     }),
+    detect_content: Some(has_torch_content),
     probes: &[INDEX, WEIGHTS],
     lives_in: &[PlaceKind::Folder, PlaceKind::File],
     ..FormatInfo::NEW

@@ -843,3 +843,46 @@ fn copies_of_ranks_that_are_not_read_are_noted() {
         "{said}"
     );
 }
+
+#[test]
+fn a_destination_inside_of_the_source_is_refused() {
+    let saved = states::dcp_with(&["w"]);
+    let link = saved.beside("link");
+    std::os::unix::fs::symlink(&saved.url, &link).unwrap();
+    let dangling = saved.beside("dangling");
+    std::os::unix::fs::symlink(saved.path("new"), &dangling).unwrap();
+    let before = run(&["inspect", &saved.url]).ok();
+    for to in [
+        format!("{}/copy", saved.url),
+        format!("{}/a/b/copy", saved.url),
+        format!("{}/model.safetensors", saved.url),
+        format!("file://{}/copy", saved.url),
+        format!("{link}/copy"),
+        format!("{link}/../ckpt/copy"),
+        dangling,
+    ] {
+        for more in [&[][..], &["--overwrite"], &["--dry-run"]] {
+            let ran = run(&[&["convert", &saved.url, &to], more].concat());
+            assert_eq!(ran.code, 2, "{to}: {}", ran.out);
+            assert!(ran.err.contains("inside of the source"), "{}", ran.err);
+        }
+    }
+    assert_eq!(run(&["inspect", &saved.url]).ok(), before);
+    let beside = format!("{}-2", saved.url);
+    assert_eq!(run(&["convert", &saved.url, &beside]).code, 0);
+}
+
+#[test]
+fn short_names_of_formats_choose_them() {
+    let saved = states::dcp_with(&["w"]);
+    for (name, file) in [
+        ("hf", "model.safetensors"),
+        ("pt", "pytorch_model.bin"),
+        ("dcp", ".metadata"),
+    ] {
+        let to = saved.beside(name);
+        let ran = run(&["convert", &saved.url, &to, "--to", name, "--drop-objects"]);
+        assert_eq!(ran.code, 0, "{name}: {}", ran.err);
+        assert!(std::path::Path::new(&to).join(file).is_file(), "{name}");
+    }
+}

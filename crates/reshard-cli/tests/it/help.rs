@@ -346,13 +346,12 @@ fn hints_are_about_what_went_wrong() {
     .ok();
     let linked = "`reshard plugins` lists";
     let other = "leave it out";
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["inspect", "foo://x"], linked),
         (&["inspect", dir, "--format", "nobody"], linked),
         (&["convert", dir, to, "--to", "nobody"], linked),
         (&["inspect", &of_megatron.url, "--format", "zarr"], other),
         (&["verify", dir, "--dequantize"], other),
-        (&["remove", dir, ""], "do what the message says"),
         (&["remove", files, "model"], "--key writes a copy"),
         (
             &[
@@ -378,10 +377,17 @@ fn hints_are_about_what_went_wrong() {
             continue;
         }
         let json = run(&[args, &["--json"]].concat()).out;
-        let is_known = hint == linked || args.contains(&"");
-        let kind = if is_known { "invalid" } else { "unsupported" };
+        let kind = if hint == linked {
+            "invalid"
+        } else {
+            "unsupported"
+        };
         assert!(json.contains(&format!("{{\"kind\":\"{kind}\"")), "{json}");
     }
+    // The message says it all.
+    let ran = run(&["remove", dir, "", "--json"]);
+    assert!(ran.code == 2 && !ran.err.contains("hint"), "{}", ran.err);
+    assert!(ran.out.contains("\"hint\":null"), "{}", ran.out);
 }
 
 #[test]

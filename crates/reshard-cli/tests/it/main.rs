@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 mod analysis;
+mod bytes;
 mod changed;
 mod common;
 mod convert;
@@ -12,6 +13,7 @@ mod digest;
 mod dry_run;
 mod findings;
 mod flips;
+mod foreign;
 mod handmade;
 mod help;
 mod hostile;

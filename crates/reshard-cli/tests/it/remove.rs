@@ -88,7 +88,7 @@ fn a_prefix_of_no_key_and_a_prefix_of_all_keys_remove_nothing() {
         for dry in [&[][..], &["--dry-run"]] {
             let ran = run(&[&["remove", &saved.url, prefix][..], dry].concat());
             assert!(
-                ran.code == 2 && ran.err.contains(said) && ran.err.contains("hint: "),
+                ran.code == 2 && ran.err.contains(said),
                 "{prefix:?}: {} {}",
                 ran.code,
                 ran.err

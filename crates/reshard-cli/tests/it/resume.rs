@@ -1,6 +1,6 @@
 //! Conversions into an object store that are killed, and go on.
 
-use crate::{Ran, run, run_with, sample, states};
+use crate::{Ran, interrupt::interrupted, run, run_with, sample, states};
 use reshard::{
     Stores,
     storage::{CountingStore, Counts, Depth, Store},
@@ -10,7 +10,6 @@ use reshard_object_store::ObjectStorePlace;
 use reshard_storage::testkit::{Fault, FaultStore};
 use std::{
     fs,
-    os::unix::process::ExitStatusExt as _,
     path::Path,
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -233,11 +232,15 @@ fn a_conversion_that_ctrl_c_has_ended_goes_on() {
     let saved = sample::many();
     let to = saved.beside("interrupted");
     let convert = ["convert", &saved.url, &to, "--max-shard-size", "100kB"];
-    let mut child = in_the_middle(&convert, &to);
-    let pid = child.id().to_string();
-    let kill = Command::new("kill").args(["-INT", &pid]).status();
-    assert!(kill.unwrap().success());
-    assert_eq!(child.wait().unwrap().signal(), Some(2));
+    let (code, err) = interrupted(in_the_middle(&convert, &to));
+    assert_eq!(code, Some(130), "{err}");
+    for said in [
+        &*format!("interrupted: no checkpoint is at {to} yet"),
+        "the same command with --resume",
+        &format!("reshard prune --older-than 0s {to}"),
+    ] {
+        assert!(err.contains(said), "{said}: {err}");
+    }
     assert!(!Path::new(&to).exists());
 
     let ran = run(&[&convert[..], &["--resume", "--json"]].concat()).json();

@@ -138,3 +138,26 @@ fn a_changed_byte_beside_the_region_is_found() {
         ran.err
     );
 }
+
+/// Megatron's `args` are a Namespace, and torch.save keeps whatever object it gets.
+#[test]
+fn a_part_of_an_object_is_shown_by_its_attribute() {
+    let saved = states::megatron();
+    let show = |of: &str, key: &str| run(&["show", of, key]);
+    let key = "args.tensor_model_parallel_size";
+    assert_eq!(show(&saved.url, key).ok(), "2\n");
+    assert_eq!(show(&saved.url, "odd.1").code, 0);
+    let absent = show(&saved.url, "args.lr");
+    assert_eq!(absent.code, 2);
+    assert!(
+        absent.err.contains("has no key \"args.lr\""),
+        "{}",
+        absent.err
+    );
+
+    let lr = show(
+        &state("w", Tensor::from_vec(&[1], vec![1f32]).unwrap()).url,
+        "betas.1",
+    );
+    assert_eq!(lr.ok(), "0.75\n");
+}

@@ -169,6 +169,4 @@ fn what_other_programs_left_is_named() {
         &bundles.join("a.index"),
         &["the index of a TensorFlow checkpoint", "name its prefix"],
     );
-    fs::create_dir_all(dir.path().join("old/mp_rank_00")).unwrap();
-    says(&dir.path().join("old"), &["Megatron's format `torch`"]);
 }

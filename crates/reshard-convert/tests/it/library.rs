@@ -217,6 +217,21 @@ fn a_place_is_not_written_over_itself_in_any_store() {
     let error =
         blocking::run(convert(&source, "elsewhere").store(place).overwrite(true)).unwrap_err();
     assert!(matches!(error, ConvertError::Over { .. }), "{error}");
+    // One in the other, by their URLs.
+    for (url, want) in [
+        ("memory://itself/copy", Some(Over::Inside)),
+        ("memory://itself/a/b/", Some(Over::Inside)),
+        ("memory://itself-2", None),
+    ] {
+        let place: Arc<dyn Store> = Arc::new(MemoryStore::at(url));
+        let done = blocking::run(convert(&source, "elsewhere").store(place));
+        let over = match done {
+            Err(ConvertError::Over { over, .. }) => Some(over),
+            Err(e) => unreachable!("{e}"),
+            Ok(_) => None,
+        };
+        assert_eq!(over, want, "{url}");
+    }
 }
 
 #[test]

@@ -211,3 +211,21 @@ fn needs_clouds_s3s_can_not_tell_unfinished_uploads() {
     let e = uploads("RESHARD_S3S").unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
 }
+
+/// As the server MinIO on this machine.
+#[cfg(feature = "aws")]
+#[test]
+fn an_endpoint_without_encryption_names_the_variable_that_allows_it() {
+    let open = |allowed: &str| {
+        ObjectStores::new()
+            .with_option("aws_endpoint", "http://127.0.0.1:9000")
+            .with_option("aws_allow_http", allowed)
+            .open("s3://bucket/a")
+    };
+    let e = open("false").unwrap_err().to_string();
+    assert!(
+        e.contains("http://127.0.0.1:9000") && e.contains("AWS_ALLOW_HTTP=true"),
+        "{e}"
+    );
+    assert!(open("true").is_ok() && open("1").is_ok());
+}

@@ -1,12 +1,13 @@
 //! Looks what lies at a path of this machine: a file of a checkpoint, a folder of some, something of another program.
 
 use super::Whereabouts;
-use crate::sidecar::SIDECAR;
+use crate::{place::place_text, sidecar::SIDECAR};
 use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON};
+use reshard_storage::shown_path;
 use reshard_strategy::{FormatInfo, OwnFile, first};
 use std::{
     fs,
-    io::{ErrorKind, Read},
+    io::{ErrorKind, Read as _},
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
 };
@@ -26,7 +27,7 @@ pub(super) fn explain(named: &str, path: &Path, of: &FormatInfo) -> Option<Where
         Ok(meta) => meta,
         Err(_) if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) => {
             let to = fs::read_link(path)
-                .map(|to| to.display().to_string())
+                .map(|to| shown_path(&to))
                 .unwrap_or_default();
             return told(
                 format!("{named} is a link to {to}, and nothing can be found there"),
@@ -69,12 +70,17 @@ pub(super) fn explain(named: &str, path: &Path, of: &FormatInfo) -> Option<Where
         );
         return Some(Whereabouts::of_folder(what, first, below.latest));
     }
-    let (what, whose) = others(path)?;
-    let hint = format!("load it with {whose}, or link its format into this program");
-    told(
-        format!("{named} holds {what}, not a checkpoint that this program can read"),
-        &hint,
-    )
+    let has_safetensors = fs::read_dir(path)
+        .ok()?
+        .take(LOOKED_AT)
+        .flatten()
+        .any(|e| e.path().extension().is_some_and(|end| end == "safetensors"));
+    has_safetensors.then(|| {
+        Whereabouts::new(
+            format!("{named} holds safetensors files, and no checkpoint"),
+            LINK,
+        )
+    })
 }
 
 /// What is said behind the name of a file that may be anything.
@@ -101,18 +107,12 @@ fn file(named: &str, path: &Path, meta: &fs::Metadata, of: &FormatInfo) -> Where
         };
         return told(kind, "check the path");
     }
-    let name = path
-        .file_name()
-        .and_then(|n| n.to_str())
-        .unwrap_or_default();
+    let Some(name) = path.file_name().and_then(|n| n.to_str()) else {
+        let what = "a file whose name is not UTF-8, which no file of a checkpoint may have";
+        return Whereabouts::new(format!("{named} is {what}"), "rename the file");
+    };
     let parent = path.parent().unwrap_or(Path::new("/"));
     let of_checkpoint = |kind: &str| told(kind, DIRECTORY).with_instead(parent);
-
-    // The first bytes tell an archive apart, whatever its name is.
-    let mut first = [0; 4];
-    let four_read = fs::File::open(path)
-        .and_then(|mut f| f.read_exact(&mut first))
-        .is_ok();
 
     // Names that only checkpoints have count before names that others have, too.
     match of.own_file(name) {
@@ -125,19 +125,16 @@ fn file(named: &str, path: &Path, meta: &fs::Metadata, of: &FormatInfo) -> Where
             of_checkpoint("a file of a checkpoint")
         }
         () if name.ends_with(".index") => {
-            let prefix = path.display().to_string();
+            let prefix = place_text(path);
             told("the index of a TensorFlow checkpoint", "name its prefix")
                 .with_instead(prefix.trim_end_matches(".index"))
         }
-        () if name.ends_with(".safetensors") => told("a safetensors file", LINK),
-        () if four_read && first == *b"PK\x03\x04" => {
-            let hint = "the format torch_save reads such files, if they are named as x.pt, and if the feature `torch-save` of `reshard` is enabled";
-            told("a zip archive, as torch.save writes them", hint)
-        }
+        () if name.ends_with(".safetensors") => told("a safetensors file", LINK).unsure(),
         () => Whereabouts::new(
             format!("{named}{PLAIN_FILE}"),
             "name the directory of a checkpoint",
-        ),
+        )
+        .unsure(),
     }
 }
 
@@ -150,27 +147,6 @@ fn is_checkpoint(dir: &Path) -> bool {
     [".metadata", "__0.metadata"].iter().any(|f| dir.join(f).is_file())
         // Many programs have a metadata.json; Megatron Core has a common.pt beside it, or a .metadata.
         || (dir.join(METADATA_JSON).is_file() && dir.join(COMMON).is_file())
-}
-
-/// What other programs leave.
-fn others(dir: &Path) -> Option<(&'static str, &'static str)> {
-    let names = fs::read_dir(dir)
-        .ok()?
-        .take(LOOKED_AT)
-        .flatten()
-        .map(|e| e.file_name());
-    let names: Vec<String> = names.filter_map(|n| n.into_string().ok()).collect();
-    let any = |f: &dyn Fn(&str) -> bool| names.iter().any(|n| f(n));
-    match () {
-        () if any(&|n| n.ends_with(".safetensors")) => {
-            Some(("safetensors files", "the program that saved it"))
-        }
-        () if any(&|n| n.starts_with("mp_rank_")) => Some((
-            "a checkpoint in Megatron's format `torch`, with files of each rank",
-            "Megatron",
-        )),
-        () => None,
-    }
 }
 
 /// Checkpoints below a directory, the latest first.
@@ -213,7 +189,7 @@ impl Checkpoints {
 
     fn sorted(dir: &Path, mut found: Vec<PathBuf>) -> Self {
         let latest = latest(dir);
-        let name = |p: &Path| p.strip_prefix(dir).unwrap_or(p).display().to_string();
+        let name = |p: &Path| shown_path(p.strip_prefix(dir).unwrap_or(p));
         // By what stands before the number, so that the list is in the order of the alphabet. Steps count up: of one kind of name the highest number comes
         // first, whatever its width.
         found.sort_by_cached_key(|p| {

@@ -116,11 +116,11 @@ impl Found {
         let mut all: BTreeSet<Name> = named(|named| matches!(named, Named::Tensors(_)))
             .cloned()
             .collect();
-        // Whoever names one file of several wants that one.
-        if cx.kind == PlaceKind::Folder {
-            for missing in missing(&all)? {
-                all.insert(missing);
-            }
+        // Whoever names one file wants that one, even of several, and whatever its ending is.
+        match cx.kind {
+            PlaceKind::Folder => all.extend(missing(&all)?),
+            PlaceKind::File => all.extend(top.files.iter().map(|entry| entry.name.clone())),
+            _ => {}
         }
         Ok(all)
     }

@@ -4,7 +4,7 @@ use super::files::Found;
 use crate::header::{self, Header, LENGTH};
 use bytes::Bytes;
 use reshard_storage::Name;
-use reshard_strategy::{OpenCx, Refused, Result, StrategyError, UnreadPart};
+use reshard_strategy::{Foreign, OpenCx, Refused, Result, StrategyError, UnreadPart};
 use std::collections::BTreeMap;
 
 /// So many bytes of a file are read first, and so many where requests are dear. Most headers are shorter.
@@ -77,7 +77,7 @@ pub(super) async fn read(
 async fn one(cx: &OpenCx, name: &Name, bytes: u64, first: Bytes) -> Result<Read> {
     let length = match header::length(&first, bytes) {
         Ok(length) => length,
-        Err(fault) => return Ok(Err(fault)),
+        Err(fault) => return Ok(Err(of_other_program(&first).unwrap_or(fault))),
     };
     let end = LENGTH + length;
     // A header takes some times its length when it is parsed.
@@ -97,4 +97,13 @@ async fn one(cx: &OpenCx, name: &Name, bytes: u64, first: Bytes) -> Result<Read>
     let crc = crc32fast::hash(&text);
     let text = text.get(LENGTH as usize..).unwrap_or_default();
     Ok(header::parse(text, bytes).map(|header| (header, crc)))
+}
+
+/// Why a file that is none of safetensors can't be read, if it is known what it is.
+fn of_other_program(first: &[u8]) -> Option<Refused> {
+    let foreign = Foreign::of_file(first, &[])?;
+    Some(Refused::damaged(format!(
+        "it is {}: {}",
+        foreign.what, foreign.next
+    )))
 }

@@ -5,6 +5,7 @@ use super::{
     url,
     version::{NewVersion, ResolvedPlace},
 };
+use crate::shown_path;
 use crate::{Result, StorageError};
 use std::{
     fs,
@@ -70,7 +71,7 @@ pub(super) fn join(mine: &Path, attempt: &str, told: Option<&str>) -> Result<(Ne
         }
     }
     Err(StorageError::NotJoined {
-        path: mine.display().to_string(),
+        path: shown_path(&mine),
         attempt: attempt.to_owned(),
     })
 }

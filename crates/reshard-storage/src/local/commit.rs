@@ -7,6 +7,7 @@ use super::{
     version::{NewVersion, ResolvedPlace},
     write::sync_file,
 };
+use crate::shown_path;
 use crate::{
     Durability, Entry, IfExists, Name, Result, StorageError,
     action_log::{Action, note},
@@ -82,7 +83,7 @@ pub(super) fn make_durable(version: &NewVersion, durability: Durability) -> Resu
     match durability {
         Durability::Machine => version.sync_parent().map_err(|e| match e {
             StorageError::Io { source, .. } => StorageError::NotDurable {
-                path: version.place.display().to_string(),
+                path: shown_path(&version.place),
                 source,
             },
             other => other,

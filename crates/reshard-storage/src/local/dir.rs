@@ -1,6 +1,7 @@
 //! A directory that is held open, and what is done below it. It stays the same one whatever its path comes to mean, and no
 //! link is followed on the way down, so that nothing is read, written or removed elsewhere.
 
+use crate::shown_path;
 use crate::{
     Name, Result, StorageError,
     action_log::{Action, note},
@@ -257,7 +258,7 @@ impl Dir {
         });
         let file = File::from(file.map_err(|e| match e {
             Errno::NOENT => StorageError::NotFound {
-                path: path.display().to_string(),
+                path: shown_path(&path),
             },
             e => StorageError::io("open", &path, e),
         })?);

@@ -1,6 +1,7 @@
 //! Positional I/O on one file, with errors that name it.
 
 use super::root::{Root, what_it_is};
+use crate::shown_path;
 use crate::{Name, Result, StorageError, local::during::During as _};
 use bytes::Bytes;
 use reshard_model::MemoryLimit;
@@ -41,7 +42,7 @@ impl Input {
 
     fn short(&self, range: Range<u64>, size: u64) -> StorageError {
         StorageError::Short {
-            path: self.path.display().to_string(),
+            path: shown_path(&self.path),
             range,
             size,
         }

@@ -7,6 +7,7 @@ use super::{
     root::Root,
     version::{NewVersion, ResolvedPlace},
 };
+use crate::shown_path;
 use crate::{
     Depth, Durability, Entry, FileBody, IfExists, Name, PlaceKind, Result, StorageError,
     action_log::{Action, note},
@@ -209,7 +210,7 @@ fn put_prefix(
             Ok(()) => {}
             Err(Errno::EXIST) => {
                 return Err(StorageError::Exists {
-                    path: path.display().to_string(),
+                    path: shown_path(&path),
                 });
             }
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => {

@@ -6,6 +6,7 @@ use super::{
     sibling::Aside,
     version::NewVersion,
 };
+use crate::shown_path;
 use crate::{Durability, Name, Result, StorageError, failpoint, local::during::During as _};
 use rustix::{
     fs::{FileType, Mode, RawMode, RenameFlags},
@@ -63,10 +64,10 @@ pub(super) fn retire(
     let removed = remove_all(old, files);
     if let Some((first, e)) = carry.stuck.first() {
         return Err(StorageError::NotCarried {
-            path: version.place.display().to_string(),
-            kept: aside.path.display().to_string(),
+            path: shown_path(&version.place),
+            kept: shown_path(&aside.path),
             count: carry.stuck.len(),
-            first: first.display().to_string(),
+            first: shown_path(&first),
             source: (*e).into(),
         });
     }

@@ -4,6 +4,7 @@
 //! such links. A directory that is a link is not entered. What is removed is the link.
 
 use super::dir::{self, ENTER, below, is_absent, unlink, utf8};
+use crate::shown_path;
 use crate::{
     Depth, Entry, Head, Link, Listing, Name, Result, StorageError, local::during::During as _,
 };
@@ -87,7 +88,7 @@ impl Root {
         match (there, here) {
             (Ok(there), Ok(here)) if is_same(&there, &here) => Ok(()),
             (Ok(_), Ok(_)) | (Err(Errno::NOENT | Errno::NOTDIR), _) => {
-                let path = self.path.display().to_string();
+                let path = shown_path(&self.path);
                 Err(StorageError::Replaced { path })
             }
             _ => Ok(()),
@@ -179,12 +180,12 @@ impl Root {
 
     /// Something else lies where a file should be.
     pub(super) fn no_file(&self, name: &Name, what: &'static str) -> StorageError {
-        let path = self.path_of(name).display().to_string();
+        let path = shown_path(&self.path_of(name));
         StorageError::NoFile { path, what }
     }
 
     fn linked(&self, name: &Name, directory: String) -> StorageError {
-        let path = self.path_of(name).display().to_string();
+        let path = shown_path(&self.path_of(name));
         StorageError::LinkedDirectory { path, directory }
     }
 

@@ -5,6 +5,7 @@ use super::{
     mount::is_mount,
     sibling::{self, Aside, State, check_attempt, sibling_called},
 };
+use crate::shown_path;
 use crate::{
     Result, StorageError,
     action_log::{Action, note},
@@ -172,7 +173,7 @@ impl ResolvedPlace {
             ..self.clone()
         };
         me.version(attempt)?.ok_or_else(|| StorageError::NotFound {
-            path: self.parent.display().to_string(),
+            path: shown_path(&self.parent),
         })
     }
 }
@@ -208,7 +209,7 @@ fn make_directories(path: &Path) -> Result<()> {
 impl NewVersion {
     pub(super) fn exists(&self) -> StorageError {
         StorageError::Exists {
-            path: self.place.display().to_string(),
+            path: shown_path(&self.place),
         }
     }
 
@@ -220,7 +221,7 @@ impl NewVersion {
     /// Somebody has put something else at the place since it was looked at.
     pub(super) fn changed(&self) -> StorageError {
         StorageError::Changed {
-            path: self.place.display().to_string(),
+            path: shown_path(&self.place),
         }
     }
 
@@ -511,12 +512,12 @@ impl NewVersion {
             aside.path.clone()
         };
         let whereabouts = |fd| match dir::path_of(fd) {
-            Some(path) => path.display().to_string(),
+            Some(path) => shown_path(&path),
             None => format!("somewhere beside {}", self.place.display()),
         };
         Err(StorageError::Displaced {
-            path: self.place.display().to_string(),
-            kept: kept.display().to_string(),
+            path: shown_path(&self.place),
+            kept: shown_path(&kept),
             old: whereabouts(old),
             new: whereabouts(built),
         })
@@ -539,7 +540,7 @@ impl NewVersion {
     pub(super) fn not_built(&self, path: &Path) -> StorageError {
         let what = "it is no longer the directory that was written to".into();
         StorageError::Incomplete {
-            path: path.display().to_string(),
+            path: shown_path(&path),
             what,
         }
     }

@@ -31,11 +31,7 @@ impl Window<'_> {
     pub(super) fn has_torch_names(&self) -> bool {
         let tail = self.tail.len().saturating_sub(SEARCHED);
         let ends = [self.first.get(..), self.tail.get(tail..)];
-        let has = |name: &&[u8]| {
-            let mut ends = ends.into_iter().flatten();
-            ends.any(|end| end.windows(name.len()).any(|part| part == *name))
-        };
-        TORCH_NAMES.iter().any(has)
+        ends.into_iter().flatten().any(has_torch_name)
     }
 
     /// The name in the first header of an archive.
@@ -46,6 +42,12 @@ impl Window<'_> {
         let name = name.get(..len.min(100)).unwrap_or(name);
         String::from_utf8_lossy(name).into_owned()
     }
+}
+
+/// Whether a part of an archive holds a name that only archives of torch have.
+pub(super) fn has_torch_name(part: &[u8]) -> bool {
+    let has = |name: &&[u8]| part.windows(name.len()).any(|window| window == *name);
+    TORCH_NAMES.iter().any(has)
 }
 
 /// Names that every archive of torch has some of.
