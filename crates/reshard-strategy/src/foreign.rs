@@ -213,7 +213,7 @@ impl Foreign {
         let same = |known: &&str| known.eq_ignore_ascii_case(ending);
         FOREIGN
             .iter()
-            .find(|foreign| foreign.endings.iter().any(|known| same(known)))
+            .find(|foreign| foreign.endings.iter().any(&same))
     }
 
     /// Identifies a folder by the paths of files in it.

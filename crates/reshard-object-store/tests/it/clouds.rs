@@ -8,8 +8,8 @@ use futures::executor::block_on;
 use reshard_model::ErrorKind;
 use reshard_object_store::ObjectStores;
 use reshard_storage::{
-    Durability, FileBody, Hints, IfExists, Name, Progress, ServiceFault, StorageError, Store,
-    StoreExt, testkit::store_contract,
+    Durability, FileBody, Hints, IfExists, Name, OpenStore as _, Progress, ServiceFault,
+    StorageError, Store, StoreExt, testkit::store_contract,
 };
 use std::{
     sync::{

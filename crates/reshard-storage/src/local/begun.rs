@@ -71,7 +71,7 @@ pub(super) fn join(mine: &Path, attempt: &str, told: Option<&str>) -> Result<(Ne
         }
     }
     Err(StorageError::NotJoined {
-        path: shown_path(&mine),
+        path: shown_path(mine),
         attempt: attempt.to_owned(),
     })
 }

@@ -67,7 +67,7 @@ pub(super) fn retire(
             path: shown_path(&version.place),
             kept: shown_path(&aside.path),
             count: carry.stuck.len(),
-            first: shown_path(&first),
+            first: shown_path(first),
             source: (*e).into(),
         });
     }

@@ -540,7 +540,7 @@ impl NewVersion {
     pub(super) fn not_built(&self, path: &Path) -> StorageError {
         let what = "it is no longer the directory that was written to".into();
         StorageError::Incomplete {
-            path: shown_path(&path),
+            path: shown_path(path),
             what,
         }
     }
