@@ -52,7 +52,7 @@ const fn first(target: &'static str, ends: &'static [&'static str]) -> First {
     }
 }
 
-/// A chunk of Zarr arrays in these codecs, by their numbers in the target (6 is none), of so many times 48 bytes.
+/// A chunk of Zarr arrays in these codecs, by their numbers in the target (18 is none), of so many times 48 bytes.
 const fn chunk(before: &'static [u8; 3], ends: &'static [&'static str]) -> First {
     First {
         target: "zarr_chunk",
@@ -92,17 +92,20 @@ const FIRST: &[First] = &[
         ends: &[".index.json"],
         before: &[2],
     },
-    chunk(&[0, 6, 1], &["/v2/gzip/0.0", "/v3/gzip/c/1/1"]),
-    chunk(&[1, 6, 1], &["/v2/zlib/0.0", "/v3/zlib/c/1/1"]),
-    chunk(&[2, 6, 2], &["/v2/zstd/0.0", "/v3/zstd/c/1/1"]),
-    chunk(&[2, 6, 1], &["/v3/zstd_sum/c/0/0"]),
+    chunk(&[0, 18, 1], &["/v2/gzip/0.0", "/v3/gzip/c/1/1"]),
+    chunk(&[1, 18, 1], &["/v2/zlib/0.0", "/v3/zlib/c/1/1"]),
+    chunk(&[3, 18, 1], &["/v2/bz2/0.0", "/v3/bz2/c/1/1"]),
+    chunk(&[5, 18, 43], &["/v2/lz4/0.0", "/v3/lz4/c/1/1"]),
+    chunk(&[12, 18, 1], &["/v2/delta_narrow/0.0"]),
+    chunk(&[2, 18, 2], &["/v2/zstd/0.0", "/v3/zstd/c/1/1"]),
+    chunk(&[2, 18, 1], &["/v3/zstd_sum/c/0/0"]),
     chunk(
         &[3, 6, 1],
         &["/tensorstore_v2/blosc/0.0", "/tensorstore_v3/blosc/c/0/0"],
     ),
-    chunk(&[3, 6, 43], &["/v2/blosc/0.0", "/v2/blosc_bits/1.1"]),
-    chunk(&[4, 6, 1], &["/v3/crc32c/c/0/0"]),
-    chunk(&[0, 4, 1], &["/v3/gzip_crc32c/c/0/0"]),
+    chunk(&[4, 18, 43], &["/v2/blosc/0.0", "/v2/blosc_bits/1.1"]),
+    chunk(&[6, 18, 1], &["/v3/crc32c/c/0/0"]),
+    chunk(&[0, 6, 1], &["/v3/gzip_crc32c/c/0/0"]),
     // A checksum behind an index at the end or at the start.
     shard(
         &[4],

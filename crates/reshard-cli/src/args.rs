@@ -169,11 +169,14 @@ pub(crate) struct Select {
     /// Select only keys that match this pattern. `*` stands for any text, `?` for one character. You can give several patterns.
     #[arg(long = "key", value_name = "GLOB", value_parser = glob::parse)]
     globs: Vec<String>,
+    /// Leave out keys that match this pattern, also if --key selects them. You can give several patterns.
+    #[arg(long, value_name = "GLOB", value_parser = glob::parse)]
+    exclude: Vec<String>,
 }
 
 impl Select {
     pub(crate) fn keys(&self) -> Keys<'_> {
-        Keys(&self.globs)
+        Keys::new(&self.globs, &self.exclude)
     }
 }
 
@@ -185,8 +188,8 @@ pub(crate) struct Reading {
     pub(crate) json: bool,
     /// The format of the checkpoint to read, such as torch_dist or torch_dist/1. By default the files of the checkpoint tell it.
     /// If they belong to two formats, you have to give it.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) format: Option<BackendVersion>,
+    #[arg(long, value_name = "NAME", value_parser = one_format)]
+    format: Option<Formats>,
     /// Read quantised tensors of a safetensors checkpoint as the numbers that they stand for, in float32, or in bfloat16 or
     /// float64: float8 in blocks with `weight_scale_inv`, and MXFP4 in `_blocks` and `_scales`.
     #[cfg_attr(not(feature = "full"), arg(skip))]
@@ -225,7 +228,12 @@ impl Reading {
 
     /// What of this changes what is read, as a text.
     pub(crate) fn what_is_read(&self) -> String {
-        format!("{:?} {:?}", self.format, self.dequantize)
+        format!("{:?} {:?}", self.format(), self.dequantize)
+    }
+
+    /// The format of the checkpoint.
+    pub(crate) fn format(&self) -> Option<&BackendVersion> {
+        self.format.as_ref().map(|formats| &formats[0])
     }
 
     /// Options to open it with.
@@ -237,21 +245,28 @@ impl Reading {
         self.as_stored()
     }
 
-    /// Options to open one of several checkpoints with: what is for one format does not concern the others.
-    pub(crate) fn options_of_each(&self) -> OpenOptions {
+    /// Options to open one of two checkpoints with, by its number: what is for one format does not concern the other.
+    pub(crate) fn options_of(&self, side: usize) -> OpenOptions {
         #[cfg(feature = "full")]
         if let Some(config) = self.dequantized() {
             // One of them may be the dense one.
             let config = config.with_allow_unquantized(true);
-            return self.as_stored().settings(config);
+            return self.as_stored_of(side).settings(config);
         }
-        self.as_stored()
+        self.as_stored_of(side)
     }
 
     /// Options to open it with as it is stored.
     pub(crate) fn as_stored(&self) -> OpenOptions {
+        self.as_stored_of(0)
+    }
+
+    /// Options to open one of two checkpoints with as it is stored.
+    pub(crate) fn as_stored_of(&self, side: usize) -> OpenOptions {
         let options = OpenOptions::new().limits(self.limits());
-        given(options, self.format.clone(), OpenOptions::format)
+        let formats = self.format.clone();
+        let format = formats.and_then(|formats| formats.into_iter().nth(side));
+        given(options, format, OpenOptions::format)
     }
 
     #[cfg(feature = "full")]
@@ -263,6 +278,25 @@ impl Reading {
     /// The backend of checkpoints that `--dequantize` is for, if it is given.
     pub(crate) fn dequantizes(&self) -> Option<&'static str> {
         self.dequantize.map(|_| "safetensors")
+    }
+}
+
+/// The formats of two checkpoints; both are the same for commands that read one.
+type Formats = [BackendVersion; 2];
+
+fn one_format(text: &str) -> Result<Formats, String> {
+    let format: BackendVersion = text.parse().map_err(|e| format!("{e}"))?;
+    Ok([format.clone(), format])
+}
+
+/// One format for both checkpoints, or one for each.
+fn two_formats(text: &str) -> Result<Formats, String> {
+    match text.split_once(',') {
+        None => one_format(text),
+        Some((first, second)) => {
+            let ([first, _], [second, _]) = (one_format(first)?, one_format(second)?);
+            Ok([first, second])
+        }
     }
 }
 
@@ -321,7 +355,7 @@ pub(crate) struct Ls {
     pub(crate) dir: String,
     #[command(flatten)]
     pub(crate) select: Select,
-    #[arg(long, value_name = "PATTERN", conflicts_with = "globs", help = LISTED_STEPS)]
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = ["globs", "exclude"], help = LISTED_STEPS)]
     pub(crate) steps: Option<StepPattern>,
     #[command(flatten)]
     pub(crate) reading: Reading,
@@ -446,6 +480,10 @@ pub(crate) struct Convert {
     /// Fail, and write nothing, if anything would be left out or changed with a loss: rounded numbers, tensors that share elements no longer.
     #[arg(long)]
     pub(crate) lossless: bool,
+    /// Leave out tensors and objects that are damaged, not understood, or beyond a limit. They are listed with the reason. The source is
+    /// checked as a whole before anything is written.
+    #[arg(long, conflicts_with_all = ["lossless", "map", "optimizer"])]
+    pub(crate) skip_unread: bool,
     /// Keep objects beside the tensors in a format that holds only tensors. Only reshard reads them there. Folders of safetensors can.
     #[arg(long)]
     pub(crate) keep_objects: bool,
@@ -549,6 +587,9 @@ fn parameter(text: &str) -> Result<(String, u64), String> {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("format", |format| format.value_name("A[,B]").value_parser(two_formats).help(
+    "The format of both checkpoints, or one for each: torch_dist,zarr3. By default the files of a checkpoint tell it. If they belong to two formats, you have to give it"
+)))]
 pub(crate) struct Diff {
     /// The first checkpoint.
     #[arg(value_parser = place())]
@@ -570,6 +611,9 @@ pub(crate) struct Diff {
     /// Count what one of the two can't represent as a difference, too: objects that the format of the other one has no place for.
     #[arg(long)]
     pub(crate) lossless: bool,
+    /// Compare the rest if items are damaged, not understood, or beyond a limit in one of the checkpoints. They are listed with the reason.
+    #[arg(long, conflicts_with_all = ["lossless", "map"])]
+    pub(crate) skip_unread: bool,
     /// Tensors of different element types can be equal.
     #[arg(long)]
     pub(crate) any_dtype: bool,

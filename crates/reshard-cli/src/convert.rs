@@ -29,6 +29,7 @@ use reshard_optim::BucketLayout;
 use serde::Serialize;
 use serde_json::json;
 use std::{
+    collections::BTreeMap,
     io::Write,
     path::Path,
     sync::{
@@ -62,6 +63,9 @@ struct Report<'a> {
     format: String,
     #[serde(skip_serializing_if = "<[_]>::is_empty", serialize_with = "texts")]
     dropped: &'a [NotHeld],
+    /// Items that can't be read, with the reasons.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    unread: &'a BTreeMap<String, Arc<str>>,
     /// Every item of the source.
     #[serde(serialize_with = "entries")]
     ledger: &'a [LedgerEntry],
@@ -95,6 +99,7 @@ impl<'a> Report<'a> {
             policy: saved.policy.as_ref(),
             format: done.format.to_string(),
             dropped: &done.dropped,
+            unread: &done.unread,
             ledger: done.ledger.entries(),
             casts: &done.casts,
             resumed: resumes(args).then_some(done.resumed),
@@ -140,7 +145,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let checks = checks(args);
     // A rule may need tensors that were not chosen.
     let maps = args.mapping.map.is_some() || args.optimizer.is_some();
-    let read = if maps { Keys(&[]) } else { keys };
+    let read = if maps { Keys::ALL } else { keys };
     let cost = |reads: &Reads<'_>| reads.conversion(read, checks);
     let reads = match args.dry_run {
         true => Some(ReadCost::of(&source, &cost)),
@@ -205,7 +210,7 @@ fn checks(args: &Convert) -> Checks {
     match args.no_verify {
         true => Checks::Not,
         // What an interrupted conversion has checked on the way is not known.
-        false if args.resume || args.optimizer.is_some() => Checks::Before,
+        false if args.resume || args.skip_unread || args.optimizer.is_some() => Checks::Before,
         false => Checks::OnTheWay,
     }
 }
@@ -288,6 +293,7 @@ fn set_up<'a>(
         .max_files(args.max_files)
         .drop_objects(args.drop_objects)
         .lossless(args.lossless)
+        .skip_unread(args.skip_unread)
         .keep_objects(args.keep_objects)
         .overwrite(args.overwrite)
         .verify(!args.no_verify)
@@ -330,6 +336,7 @@ fn options_that_count(args: &Convert) -> Result<String> {
         dtype,
         drop_objects,
         lossless: _,
+        skip_unread,
         keep_objects,
         mapping,
         ranks,
@@ -364,6 +371,7 @@ fn options_that_count(args: &Convert) -> Result<String> {
                 to,
                 dtype,
                 drop_objects,
+                skip_unread,
                 keep_objects
             ),
             (mapping, map, ranks, unflatten),
@@ -396,6 +404,12 @@ fn note_lost(report: &ConvertReport, dry_run: bool, io: &mut Io<'_>) {
     let dropped = dropped.map(|what| format!("{what} {is} left out"));
     io.notes(NAMED, dropped, |more| {
         format!("{} more left out", units::some(more, "item"))
+    });
+    let unread = report.unread.iter();
+    let unread =
+        unread.map(|(key, why)| format!("{key} {is} left out, because it can't be read: {why}"));
+    io.notes(NAMED, unread, |more| {
+        format!("{} more can't be read", units::some(more, "item"))
     });
     let far = |c: &&CastReport| c.overflowed + c.underflowed > 0;
     let casts = report.casts.iter().filter(far).map(|c| {
@@ -605,7 +619,7 @@ fn unsound(src: &str, finding: Finding, what: &Damage) -> CliError {
     let found = format!("{src} {finding}: {}", line(what));
     // What has no key concerns all items.
     let way_out = match what.key {
-        Some(_) => "--key chooses the sound items",
+        Some(_) => "--exclude or --skip-unread leaves damaged items out",
         None => "restore that file from a copy; `reshard show` prints what can still be read",
     };
     let hint = format!("`reshard verify {src}` lists all that it finds; {way_out}");
@@ -613,7 +627,9 @@ fn unsound(src: &str, finding: Finding, what: &Damage) -> CliError {
         Finding::Damaged => CliError::damaged(found, hint),
         Finding::NotUnderstood => CliError::told(
             found,
-            format!("`reshard verify {src}` lists all such items; --key chooses the others"),
+            format!(
+                "`reshard verify {src}` lists all such items; --exclude or --skip-unread leaves them out"
+            ),
         ),
         Finding::NotRead => CliError::told(found, RAISE),
         _ => CliError::told(found, hint),
@@ -667,13 +683,15 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         ConvertError::Destination(e) => e.into(),
         ConvertError::Unknown { key, why } => CliError::told(
             format!("{key} can't be carried over: {why}"),
-            format!("`reshard inspect {src}` lists all such items; --key chooses the others"),
+            format!(
+                "`reshard inspect {src}` lists all such items; --exclude or --skip-unread leaves them out"
+            ),
         ),
         ConvertError::Unsound { finding, what, .. } => unsound(src, finding, &what),
         ConvertError::NoPlace { .. } => CliError::damaged(
             what,
             format!(
-                "`reshard verify {src}` lists all that it finds; --key chooses the sound items"
+                "`reshard verify {src}` lists all that it finds; --exclude or --skip-unread leaves damaged items out"
             ),
         ),
         ConvertError::Map(e) => mapping::explained(&args.mapping, e),

@@ -206,7 +206,7 @@ impl<'c> Reads<'c> {
     /// A check of these items.
     pub(crate) fn check(&self, items: &CheckedItems) -> Cost {
         let metadata = self.checkpoint.metadata();
-        let mut cost = self.unread(Keys(&[]));
+        let mut cost = self.unread(Keys::ALL);
         if self.zips {
             let files = self.checkpoint.item_files().len() as u64;
             let records = if items.is_all() { NO_TENSORS } else { 0 };

@@ -24,6 +24,7 @@ use reshard_convert::{
     ANALYSIS_BLOCK, CheckpointDiff, Snapshot, TensorDiff, Tolerance, diff, diff_mapped,
 };
 use serde_json::{Value as Json, json};
+use std::collections::BTreeMap;
 
 pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     // 1 says that two checkpoints differ, so damage, which keeps them from being compared, has another code.
@@ -55,8 +56,10 @@ fn has_effect(
         let tensors = c.metadata().tensors();
         tensors.map(|t| (t.key().to_owned(), t.dtype())).collect()
     };
-    for (url, opened) in [&args.first, &args.second].into_iter().zip(opened) {
-        let stored = program.open_quietly(url, args.reading.as_stored().verify(false))?;
+    let urls = [&args.first, &args.second];
+    for (side, (url, opened)) in urls.into_iter().zip(opened).enumerate() {
+        let options = args.reading.as_stored_of(side).verify(false);
+        let stored = program.open_quietly(url, options)?;
         if types(&stored) != types(opened) {
             return Ok(());
         }
@@ -72,8 +75,11 @@ fn has_effect(
 
 fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     let verify = !args.no_verify;
-    let mut open = |url: &str| program.open(url, args.reading.options_of_each().verify(verify), io);
-    let (first, second) = (open(&args.first)?, open(&args.second)?);
+    let mut open = |url: &str, side| {
+        let options = args.reading.options_of(side).verify(verify);
+        program.open(url, options, io)
+    };
+    let (first, second) = (open(&args.first, 0)?, open(&args.second, 1)?);
     if let Some(backend) = args.reading.dequantizes() {
         has_effect(program, args, backend, [&first, &second])?;
     }
@@ -82,13 +88,11 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     let mapped = map.map(|map| first.mapped(&map)).transpose();
     let mapped = mapped.map_err(|e| mapping::explained(&args.mapping, e))?;
     if mapped.is_none() {
-        let stored = first.metadata().entries();
-        let stored = stored.chain(second.metadata().entries());
-        io.require_some(keys, &args.first, stored.map(|e| e.key()))?;
+        require_keys(keys, &args.first, [&first, &second], io)?;
     }
 
     // A map reads parts of stored tensors, which have other keys.
-    let read = if mapped.is_some() { Keys(&[]) } else { keys };
+    let read = if mapped.is_some() { Keys::ALL } else { keys };
     let sides = [(&first, &*args.first, read), (&second, &args.second, keys)];
     let before = sides.map(|(checkpoint, _, keys)| {
         let is_cut = |t: &TensorHandle| mapped.is_some() || elements(t) > ANALYSIS_BLOCK;
@@ -113,8 +117,11 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
         return Ok(code);
     }
     let snapshots = [&first, &second].map(|c| wait(Snapshot::of(c)));
-    for ((checkpoint, url, keys), before) in sides.iter().zip(&before) {
-        can_be_compared(&Doubts::of(checkpoint, before.as_ref(), *keys, io)?, url)?;
+    let mut unread: [BTreeMap<String, String>; 2] = Default::default();
+    for ((side, before), unread) in sides.iter().zip(&before).zip(&mut unread) {
+        let (checkpoint, url, keys) = side;
+        let doubts = Doubts::of(checkpoint, before.as_ref(), *keys, io)?;
+        *unread = left_out(doubts, url, args.skip_unread, io)?;
     }
     let tolerance = Tolerance {
         absolute: args.tolerance,
@@ -124,7 +131,8 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     let chosen = [&first, &second].into_iter().flat_map(|c| keys.tensors(c));
     let (bar, progress) = io.progress("comparing", units::sum(chosen.map(|t| t.nbytes())));
     let mut tensors = Vec::new();
-    let chosen = |key: &str| keys.has(key);
+    let is_read = |key: &str| unread.iter().all(|unread| !unread.contains_key(key));
+    let chosen = |key: &str| keys.has(key) && is_read(key);
     let each = |t: TensorDiff| {
         // The text has only those that differ.
         if args.reading.json || !t.equal {
@@ -139,11 +147,15 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     };
     bar.finish_and_clear();
     let found = compared.map_err(CliError::from_analysis)?;
-    holds(&found, &snapshots)?;
+    holds(&found, &snapshots, &unread)?;
     if args.reading.json {
         let mut report = report(&found, &tensors, args.lossless);
         if args.no_verify {
             report["no_verify"] = true.into();
+        }
+        if args.skip_unread {
+            let [first, second] = &unread;
+            report["unread"] = json!({ "first": first, "second": second });
         }
         json::write_about(io.out, &[&first, &second], &report)?;
     } else {
@@ -158,7 +170,11 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
 }
 
 /// Fails if one of the two was replaced meanwhile, or if there are items, and none that both have, or could have.
-fn holds(found: &CheckpointDiff, snapshots: &[Snapshot; 2]) -> Result<()> {
+fn holds(
+    found: &CheckpointDiff,
+    snapshots: &[Snapshot; 2],
+    unread: &[BTreeMap<String, String>; 2],
+) -> Result<()> {
     for snapshot in snapshots {
         wait(snapshot.check())?;
     }
@@ -168,13 +184,19 @@ fn holds(found: &CheckpointDiff, snapshots: &[Snapshot; 2]) -> Result<()> {
         found.compared_common,
         found.compared_annotations,
     ];
+    if !found.is_equal() || compared.iter().any(|count| *count > 0) {
+        return Ok(());
+    }
+    if let Some((key, why)) = unread.iter().flatten().next() {
+        return Err(CliError::told(
+            format!("nothing was compared: {key} can't be read: {why}"),
+            "`reshard verify` lists all items that can't be read",
+        ));
+    }
     let [first, second] = &found.unrepresented;
     let Some(item) = first.iter().chain(second).next() else {
         return Ok(());
     };
-    if !found.is_equal() || compared.iter().any(|count| *count > 0) {
-        return Ok(());
-    }
     Err(CliError::told(
         format!("nothing was compared: only one of the two has a place for {item}"),
         "compare it with a checkpoint of a format that has a place for it",
@@ -195,6 +217,54 @@ fn elements(tensor: &TensorHandle) -> u64 {
     count.saturating_mul(most)
 }
 
+/// Fails if no key of either checkpoint is chosen. Keys of items that can't be read count, too.
+fn require_keys(
+    keys: Keys<'_>,
+    url: &str,
+    opened: [&Checkpoint; 2],
+    io: &mut Io<'_>,
+) -> Result<()> {
+    let mut all = Vec::new();
+    for checkpoint in opened {
+        let producer = checkpoint.producer();
+        all.extend(checkpoint.metadata().entries().map(|e| e.key().to_owned()));
+        all.extend(
+            producer
+                .unknown
+                .into_keys()
+                .chain(producer.damaged.into_keys()),
+        );
+    }
+    io.require_some(keys, url, all.iter().map(String::as_str))
+}
+
+/// The items of a checkpoint that are not compared because they can't be read, with the reasons. They are told.
+///
+/// # Errors
+/// There are some, and they are not to be skipped, or the whole checkpoint is damaged.
+fn left_out(
+    mut doubts: Doubts,
+    url: &str,
+    skip: bool,
+    io: &mut Io<'_>,
+) -> Result<BTreeMap<String, String>> {
+    let mut unread = BTreeMap::new();
+    if skip {
+        let found = std::mem::take(&mut doubts.keys).into_iter();
+        unread.extend(found.map(|(key, (why, _))| (key, why)));
+    }
+    can_be_compared(&doubts, url)?;
+    let told = unread.iter();
+    let told = told.map(|(key, why)| format!("{key} of {url} is not compared: {why}"));
+    io.notes(NAMED, told, |more| {
+        format!("{} more of {url} not compared", units::some(more, "item"))
+    });
+    Ok(unread)
+}
+
+/// So many items that are not compared are named; the JSON has all of them.
+const NAMED: usize = 20;
+
 /// What is damaged or not understood can't be compared, and nobody should take the rest for the whole.
 fn can_be_compared(doubts: &Doubts, url: &str) -> Result<()> {
     let key = doubts.keys.first_key_value();
@@ -204,7 +274,7 @@ fn can_be_compared(doubts: &Doubts, url: &str) -> Result<()> {
         (None, None) => return Ok(()),
     };
     let hint = format!(
-        "`reshard verify {url}` lists all such items; --key chooses the others, and --no-verify compares damaged elements"
+        "`reshard verify {url}` lists all such items; --exclude or --skip-unread leaves them out, and --no-verify compares damaged elements"
     );
     Err(CliError::told(what, hint))
 }

@@ -4,13 +4,26 @@ use crate::table::shown;
 use reshard::blocking::{Checkpoint, TensorHandle};
 use std::collections::BTreeMap;
 
-/// Keys that match any of some patterns; all keys when there is no pattern.
+/// Keys that match any of some patterns, or all keys when there is no such pattern, except those that match any of others.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Keys<'a>(pub(crate) &'a [String]);
+pub(crate) struct Keys<'a> {
+    chosen: &'a [String],
+    excluded: &'a [String],
+}
 
-impl Keys<'_> {
+impl<'a> Keys<'a> {
+    pub(crate) const ALL: Self = Self {
+        chosen: &[],
+        excluded: &[],
+    };
+
+    pub(crate) fn new(chosen: &'a [String], excluded: &'a [String]) -> Self {
+        Self { chosen, excluded }
+    }
+
     pub(crate) fn has(&self, key: &str) -> bool {
-        self.0.is_empty() || self.0.iter().any(|g| matches(g, key))
+        (self.chosen.is_empty() || self.chosen.iter().any(|g| matches(g, key)))
+            && !self.excluded.iter().any(|g| matches(g, key))
     }
 
     /// The tensors with these keys.
@@ -19,15 +32,13 @@ impl Keys<'_> {
     }
 
     pub(crate) fn all(&self) -> bool {
-        self.0.is_empty()
+        self.chosen.is_empty() && self.excluded.is_empty()
     }
 
     /// A message for each pattern that matches none of these keys, with what may have been meant.
     pub(crate) fn idle<'k>(&self, keys: impl Iterator<Item = &'k str> + Clone) -> Vec<String> {
-        let idle = self
-            .0
-            .iter()
-            .filter(|g| !keys.clone().any(|k| matches(g, k)));
+        let all = self.chosen.iter().chain(self.excluded);
+        let idle = all.filter(|g| !keys.clone().any(|k| matches(g, k)));
         idle.map(|g| {
             let near = near(g, keys.clone()).into_iter().map(shown);
             let near = near.collect::<Vec<_>>().join(" or ");
@@ -45,7 +56,7 @@ impl Keys<'_> {
         keys: impl Iterator<Item = &'k str> + Clone,
         others: impl Iterator<Item = &'k str> + Clone,
     ) -> Vec<&str> {
-        let globs = self.0.iter().map(String::as_str);
+        let globs = self.chosen.iter().map(String::as_str);
         globs
             .filter(|g| others.clone().any(|k| matches(g, k)))
             .filter(|g| !keys.clone().any(|k| matches(g, k)))
@@ -54,7 +65,12 @@ impl Keys<'_> {
 
     /// The patterns, for messages.
     pub(crate) fn text(&self) -> String {
-        self.0.join(", ")
+        let excluded = self.excluded.join(", ");
+        match (self.chosen.is_empty(), self.excluded.is_empty()) {
+            (_, true) => self.chosen.join(", "),
+            (true, false) => format!("* without {excluded}"),
+            (false, false) => format!("{} without {excluded}", self.chosen.join(", ")),
+        }
     }
 }
 
@@ -252,7 +268,7 @@ mod tests {
             .map(|k| format!("{}{k}", "a".repeat(20_000)))
             .collect();
         assert_eq!(
-            Keys(&[format!("*{part}b*")])
+            Keys::new(&[format!("*{part}b*")], &[])
                 .idle(keys.iter().map(String::as_str))
                 .len(),
             1
@@ -296,7 +312,7 @@ mod tests {
         ];
         let idle = |globs: &[&str]| {
             let globs: Vec<String> = globs.iter().map(ToString::to_string).collect();
-            Keys(&globs).idle(keys.iter().copied())
+            Keys::new(&globs, &[]).idle(keys.iter().copied())
         };
         assert_eq!(
             idle(&["layer.*.weight"]),
@@ -333,7 +349,29 @@ mod tests {
 
     #[test]
     fn without_patterns_all_keys_match() {
-        assert!(Keys(&[]).has("x"));
-        assert!(!Keys(&["y".into()]).has("x"));
+        assert!(Keys::ALL.has("x"));
+        assert!(!Keys::new(&["y".into()], &[]).has("x"));
+    }
+
+    #[test]
+    fn excluded_keys_are_not_chosen_whatever_else_chooses_them() {
+        let (chosen, excluded) = (["layers.*".to_owned()], ["*.bias".to_owned(), "x".into()]);
+        for (chosen, want) in [
+            (&[][..], [true, false, true]),
+            (&chosen, [true, false, false]),
+        ] {
+            let keys = Keys::new(chosen, &excluded);
+            assert_eq!(
+                ["layers.0.w", "layers.0.bias", "y"].map(|key| keys.has(key)),
+                want
+            );
+            assert!(!keys.all());
+        }
+        let keys = Keys::new(&chosen, &excluded);
+        assert_eq!(keys.text(), "layers.* without *.bias, x");
+        assert_eq!(
+            keys.idle(["layers.0.bias"].into_iter()),
+            ["no key matches x"]
+        );
     }
 }

@@ -126,7 +126,7 @@ impl Io<'_> {
         let objects: Vec<&str> = checkpoint.objects().collect();
         let objects = objects.iter().copied();
         let of_objects = keys.only_in(tensors.clone(), objects.clone());
-        if keys.0.is_empty() && objects.len() > 0 && tensors.clone().next().is_none() {
+        if keys.all() && objects.len() > 0 && tensors.clone().next().is_none() {
             let count = units::some(objects.len() as u64, "object");
             self.note(format!(
                 "{dir} has no tensors, and {count} without a {lack}"
@@ -177,7 +177,10 @@ impl Io<'_> {
 }
 
 /// No key was chosen, for these reasons.
-fn none_chosen(why: Vec<String>, hint: String) -> CliError {
+fn none_chosen(mut why: Vec<String>, hint: String) -> CliError {
+    if why.is_empty() {
+        why.push("--exclude leaves out all keys".into());
+    }
     CliError::told(why.join("; "), hint)
 }
 

@@ -101,7 +101,7 @@ fn prune(program: &Program, args: &Prune, place: &str) -> (PruneReport, Result<u
         .registry(program.registry.clone())
         .stores(program.stores.clone())
         .limits(args.reading.limits());
-    let format = args.reading.format.clone();
+    let format = args.reading.format().cloned();
     match blocking::run(given(prune, format, reshard_manager::Prune::format)) {
         Ok(report) => (report, Ok(OK)),
         Err(e) => {

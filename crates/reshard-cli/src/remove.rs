@@ -20,7 +20,7 @@ pub(crate) fn run(program: &Program, args: &Remove, io: &mut Io<'_>) -> Result<u
         .registry(program.registry.clone())
         .stores(program.stores.clone())
         .limits(args.reading.limits());
-    let format = args.reading.format.clone();
+    let format = args.reading.format().cloned();
     let removal = given(
         removal,
         format,

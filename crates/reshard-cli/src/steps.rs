@@ -62,7 +62,7 @@ impl Row {
     fn of(step: Step, checkpoint: &Checkpoint, io: &Io<'_>) -> Result<Self> {
         let (format, metadata) = (checkpoint.backend(), checkpoint.metadata());
         let (sidecar, _) = checkpoint.sidecar();
-        let doubts = Doubts::of(checkpoint, Some(&CheckedItems::None), Keys(&[]), io)?;
+        let doubts = Doubts::of(checkpoint, Some(&CheckedItems::None), Keys::ALL, io)?;
         Ok(Self {
             step: step.number,
             name: step.name,

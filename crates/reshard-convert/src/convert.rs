@@ -76,6 +76,7 @@ pub fn convert(source: &Checkpoint, dst: impl AsRef<std::path::Path>) -> Convert
         settings: Vec::new(),
         drop_objects: false,
         lossless: false,
+        skip_unread: false,
         keep_objects: false,
         dtype: None,
         max_shard_size: None,
@@ -136,6 +137,10 @@ pub struct Convert<'a> {
     /// Whether to fail if the copy would tell less than the source: if the [`Ledger`] has anything that is left out, or changed with a loss
     /// ([`LedgerEntry::is_loss`](crate::LedgerEntry::is_loss)). Nothing is written then. The default is no.
     pub(crate) lossless: bool,
+    /// Whether to leave out items that are damaged, not understood, or beyond a limit, and to list them in the ledger with the reason. All
+    /// items are checked before anything is written then. With a map, or with [`canonical_optimizer`](Self::canonical_optimizer), it has no effect,
+    /// because one item of the copy may need several of the source. The default is to fail.
+    pub(crate) skip_unread: bool,
     /// Whether to keep objects beside the tensors, in formats that have no place for them otherwise: it sets the setting `keep_objects` of the
     /// format, and fails if the format has no such setting. What still has no place is refused, or left out by
     /// [`drop_objects`](Self::drop_objects).
@@ -215,7 +220,7 @@ impl<'a> Convert<'a> {
 
     /// Selects the keys to carry over. The default is all. Common state is always carried over.
     pub fn keys(mut self, chosen: impl Fn(&str) -> bool + Send + Sync + 'a) -> Self {
-        self.keys = Keys(Some(Box::new(chosen)));
+        self.keys.chosen = Some(Box::new(chosen));
         self
     }
 
@@ -291,7 +296,7 @@ impl<'a> Convert<'a> {
         {
             files_of_ranks(self.ranks, files, Asked::ByPolicy)?;
         }
-        if self.canonical_optimizer && self.keys.0.is_some() {
+        if self.canonical_optimizer && self.keys.chosen.is_some() {
             return Err(ConvertError::KeysOfOptimizer);
         }
         if let Some(map) = &self.map {
@@ -359,21 +364,30 @@ impl<'a> Convert<'a> {
     }
 
     /// Checks the source, except tensors that are checked while they are read, which it returns.
-    async fn verified(&self) -> Result<Option<Checks>> {
+    async fn verified(&mut self) -> Result<Option<Checks>> {
         // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
         // and get a new, correct checksum. Therefore elements are hashed while they are read, or the source is checked first.
         let mut checks = None;
+        let skips = self.skip_unread && self.map.is_none() && !self.canonical_optimizer;
+        if skips {
+            let producer = self.source.producer();
+            self.skip("damaged", producer.damaged);
+            self.skip("not understood", producer.unknown);
+        }
         if self.verify {
             let phase = Started::now("check", self.source.url());
             // Of a chunk that was written in part nobody knows the rest.
             let resumes = self.journal.as_ref().is_some_and(|j| j.looks);
             // The buckets of an optimizer are read in boxes of parameters.
-            if !resumes && !self.dry_run && !self.canonical_optimizer {
+            if !resumes && !self.dry_run && !self.canonical_optimizer && !skips {
                 checks = checks::checks(self.source, |key| self.carries(key), &self.checked).await;
             }
             let elements = checks.is_none() && !self.dry_run;
             let verified = self.source.verify(elements, self.checked.clone()).await;
             let found = verified.map_err(ConvertError::Read);
+            if let (true, Ok(found)) = (skips, &found) {
+                self.skip_found(found);
+            }
             let sound = found.and_then(|found| {
                 self.sound(&found)?;
                 Ok(Traffic::written(found.items, found.bytes, 0))
@@ -384,10 +398,36 @@ impl<'a> Convert<'a> {
         Ok(checks)
     }
 
+    /// Leaves out chosen items about which something is wrong.
+    fn skip(&mut self, is: &str, found: impl IntoIterator<Item = (String, String)>) {
+        for (key, what) in found {
+            if self.keys.has(&key) {
+                let why = format!("{is}: {what}");
+                self.keys.unread.insert(key, why.into());
+            }
+        }
+    }
+
+    /// Leaves out what a check has found, but for what could not be checked: it may be readable the next time.
+    fn skip_found(&mut self, found: &VerifyReport) {
+        for (is, listed, rest) in found.lists() {
+            if is == "unchecked" {
+                continue;
+            }
+            let listed = listed.iter();
+            self.skip(
+                is,
+                listed.filter_map(|d| Some((d.key.clone()?, d.without_key()))),
+            );
+            let what = format!("one of {} findings that are not listed", rest.findings);
+            self.skip(is, rest.keys.iter().map(|key| (key.clone(), what.clone())));
+        }
+    }
+
     /// Refuses a copy that would be empty though the source is not, and one that loses something if it may not.
     fn accepts(&self, ledger: &Ledger, source: &Source, target: &Target) -> Result<()> {
         let src = || self.source.url().into();
-        if source.is_empty() && self.keys.0.is_some() {
+        if source.is_empty() && self.keys.chosen.is_some() {
             return Err(ConvertError::NothingChosen { src: src() });
         }
         if let (items @ 1.., 0) = ledger.state() {
@@ -617,6 +657,7 @@ impl Conversion<'_> {
             objects: self.objects(),
             took: self.checking + start.elapsed(),
             checking: self.checking,
+            unread: setup.keys.unread.clone(),
             dropped: self.dropped,
             ledger: self.ledger,
             saved,

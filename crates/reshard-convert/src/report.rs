@@ -2,7 +2,7 @@
 
 use crate::{CastReport, Ledger, NotHeld, Resumed};
 use reshard::{BackendVersion, SaveReport, model::some};
-use std::{fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 /// Report of a conversion.
 #[derive(Clone, Debug)]
@@ -12,6 +12,8 @@ pub struct ConvertReport {
     pub format: BackendVersion,
     /// What was left out, because the format has no place for it.
     pub dropped: Vec<NotHeld>,
+    /// Items that can't be read and were left out, by [`Convert::skip_unread`](crate::Convert::skip_unread), with the reason for each.
+    pub unread: BTreeMap<String, Arc<str>>,
     /// What became of each item of the source.
     pub ledger: Ledger,
     /// The tensors that were cast, and what that has lost.
@@ -43,8 +45,9 @@ impl fmt::Display for ConvertReport {
             some(self.objects, "object"),
             self.format
         )?;
-        if !self.dropped.is_empty() {
-            write!(f, "; left out: {}", self.dropped.len())?;
+        let left_out = self.dropped.len() + self.unread.len();
+        if left_out > 0 {
+            write!(f, "; left out: {left_out}")?;
         }
         let lossy = self.casts.iter().filter(|cast| cast.inexact > 0).count();
         match lossy {

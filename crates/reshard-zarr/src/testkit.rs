@@ -3,8 +3,8 @@
 use crate::array::{
     decode,
     meta::{
-        ArrayMeta, Codec, Encoding, Node, Sharding, Stored, parse_zarr_json, parse_zarray,
-        parse_zmetadata,
+        ArrayMeta, Codec, Encoding, Node, Numbers, Recoded, Sharding, Stored, Sum, parse_zarr_json,
+        parse_zarray, parse_zmetadata,
     },
     shard::Shard,
 };
@@ -40,20 +40,56 @@ fn sound(array: Option<ArrayMeta>) {
     );
 }
 
+const fn numbers(decoded: DType, encoded: DType, big_endian: bool) -> Recoded {
+    const fn of(dtype: DType, big_endian: bool) -> Numbers {
+        Numbers { dtype, big_endian }
+    }
+    Recoded {
+        decoded: of(decoded, big_endian),
+        encoded: of(encoded, big_endian),
+    }
+}
+
+/// Every codec, with some settings.
+pub(crate) const CODECS: [Codec; 18] = [
+    Codec::Gzip,
+    Codec::Zlib,
+    Codec::Zstd,
+    Codec::Bz2,
+    Codec::Blosc,
+    Codec::Lz4,
+    sum(Sum::Crc32c, false),
+    sum(Sum::Crc32c, true),
+    sum(Sum::Crc32, true),
+    sum(Sum::Adler32, true),
+    sum(Sum::Fletcher32, false),
+    Codec::Shuffle { element: 6 },
+    Codec::Delta(numbers(DType::Int16, DType::Int8, false)),
+    Codec::Delta(numbers(DType::Float16, DType::Float32, true)),
+    Codec::Scale {
+        offset: 1000.0,
+        scale: 0.1,
+        numbers: numbers(DType::Int16, DType::UInt64, true),
+    },
+    Codec::Scale {
+        offset: -1e300,
+        scale: 0.0,
+        numbers: numbers(DType::Float64, DType::Float16, false),
+    },
+    Codec::PackBits,
+    Codec::Narrow { bits: 4 },
+];
+
+const fn sum(sum: Sum, at_start: bool) -> Codec {
+    Codec::Checksum { sum, at_start }
+}
+
 /// Any bytes as a chunk. The first three choose the codecs and the size of the chunk.
 pub fn chunk(bytes: &[u8]) {
-    const CODECS: [Codec; 6] = [
-        Codec::Gzip,
-        Codec::Zlib,
-        Codec::Zstd,
-        Codec::Blosc,
-        Codec::Crc32c { at_start: false },
-        Codec::Crc32c { at_start: true },
-    ];
     let Some((&[first, second, rows], rest)) = bytes.split_first_chunk() else {
         return;
     };
-    let codec = |n: u8| CODECS.get(usize::from(n) % 7).copied();
+    let codec = |n: u8| CODECS.get(usize::from(n) % (CODECS.len() + 1)).copied();
     let stored = Stored {
         big_endian: rows % 2 == 1,
         axes: (rows % 3 == 0).then(|| vec![1, 0]),
@@ -67,6 +103,12 @@ pub fn chunk(bytes: &[u8]) {
     }
 }
 
+/// Decodes a chunk of `decoded` bytes that one codec has encoded: one of those for any bytes, by its name. Returns whether a chunk came out.
+pub fn undo(codec: &str, stored: Vec<u8>, decoded: u64) -> bool {
+    let codec = CODECS.iter().find(|known| known.name() == codec);
+    codec.is_some_and(|codec| decode::decode(&[*codec], stored.into(), decoded).is_ok())
+}
+
 /// Any bytes as a shard of 6 inner chunks. The first says what its index is like.
 pub fn shard(bytes: &[u8]) {
     let Some((&how, shard)) = bytes.split_first() else {
@@ -74,7 +116,8 @@ pub fn shard(bytes: &[u8]) {
     };
     let sharding = Sharding {
         inner: Dims::from([1, 4]),
-        stored: Stored::default(),
+        axes: (how & 8 != 0).then(|| vec![1, 0]),
+        within: Box::new(Encoding::Chunk(Stored::default())),
         index_at_start: how & 1 != 0,
         index_big_endian: how & 2 != 0,
         index_crc: how & 4 != 0,
@@ -83,6 +126,7 @@ pub fn shard(bytes: &[u8]) {
         shape: Dims::from([5, 7]),
         chunk: Dims::from([3, 8]),
         dtype: DType::UInt8,
+        stated: None,
         fill: vec![0],
         keys: crate::array::meta::ChunkKeys::SLASHES,
         encoding: Encoding::Sharded(sharding.clone()),

@@ -43,6 +43,7 @@ mod steps;
 mod torch_save;
 mod trace;
 mod understood;
+mod unread;
 mod verify;
 #[cfg(feature = "http")]
 mod web;

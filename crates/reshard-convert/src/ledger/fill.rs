@@ -39,6 +39,15 @@ impl Account<'_> {
             };
             ledger.add(kind, key, changes.map_or_else(identity, Outcome::with));
         }
+        // Where not even the description is understood, nothing says what it describes. Arrays of Zarr are such items.
+        let metadata = self.setup.source.metadata();
+        let unknown =
+            |key: &&String| metadata.tensor(key).is_none() && metadata.object(key).is_none();
+        for key in self.setup.keys.unread.keys().filter(unknown) {
+            if let Some(outcome) = self.unread(key) {
+                ledger.add(ItemKind::Tensor, &**key, outcome);
+            }
+        }
         self.add_common(&mut ledger);
         self.add_annotations(&mut ledger);
         self.add_ties(&mut ledger);
@@ -63,12 +72,21 @@ impl Account<'_> {
         ledger
     }
 
+    /// The outcome of an item that is left out because it can't be read.
+    fn unread(&self, key: &str) -> Option<Outcome> {
+        let why = self.setup.keys.unread.get(key)?;
+        Some(self.left_out(&format!("it can't be read: {why}")))
+    }
+
     fn left_out(&self, why: &str) -> Outcome {
         Outcome::LeftOut(why.into())
     }
 
     /// The outcome of an item that is carried over as it is, or by the rewritten optimizer. `None` if its content is in another item.
     fn carried(&self, key: &str, what: &str) -> Result<Vec<Change>, Outcome> {
+        if let Some(outcome) = self.unread(key) {
+            return Err(outcome);
+        }
         if !self.setup.keys.has(key) {
             return Err(self.left_out("its key is not chosen"));
         }
@@ -143,7 +161,7 @@ impl Account<'_> {
     }
 
     fn map_leaves_out(&self, mapped: &Mapped, key: &str) -> Outcome {
-        self.left_out(match (mapped.left_out.get(key), &self.setup.keys.0) {
+        self.left_out(match (mapped.left_out.get(key), &self.setup.keys.chosen) {
             (Some(why), _) => why,
             (None, None) => "no tensor of the map has anything of it",
             (None, Some(_)) => "none of its keys in the copy is chosen",

@@ -4,11 +4,14 @@
 //! no more memory than its chunk, or twice that where Blosc has shuffled bytes.
 
 mod blosc;
+mod filters;
+mod sums;
 #[cfg(test)]
 mod tests;
 
 use super::meta::{Codec, Stored};
 use bytes::{Buf as _, Bytes, buf::Reader};
+use bzip2::bufread::BzDecoder;
 use flate2::bufread::{GzDecoder, ZlibDecoder};
 use reshard_model::{DType, ErrorKind, MemoryLimit, Tensor};
 use reshard_storage::{Name, StorageError};
@@ -20,8 +23,7 @@ use std::{
 };
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
 
-/// Bytes of a CRC-32C.
-pub(crate) const CRC: usize = 4;
+pub(crate) use sums::{BYTES as CRC, check as check_sum};
 
 /// The elements of a whole chunk.
 ///
@@ -87,7 +89,10 @@ impl Codec {
     /// The most bytes that a writer makes of `size`.
     fn most(self, size: u64) -> u64 {
         match self {
-            Self::Crc32c { .. } => size.saturating_add(CRC as u64),
+            Self::Checksum { .. } => size.saturating_add(sums::BYTES as u64),
+            Self::Shuffle { .. } | Self::Narrow { .. } => size,
+            Self::Delta(numbers) | Self::Scale { numbers, .. } => numbers.encoded_bytes(size),
+            Self::PackBits => size.div_ceil(8).saturating_add(1),
             // Generous: what can't be compressed is stored in blocks with short headers.
             _ => size.saturating_add(size / 8).saturating_add(64 << 10),
         }
@@ -103,10 +108,62 @@ impl Codec {
             }
             Self::Zlib => zlib(stored, most),
             Self::Zstd => zstd(&stored, most),
+            Self::Bz2 => {
+                let mut stream = BzDecoder::new(&*stored);
+                let out = all(&mut stream, stored.len(), most)?;
+                ends(stream.into_inner())?;
+                Ok(out)
+            }
             Self::Blosc => blosc::undo(&stored, most),
-            Self::Crc32c { at_start } => crc(&stored, at_start),
+            Self::Lz4 => lz4(&stored, most),
+            Self::Checksum { sum, at_start } => sums::undo(sum, &stored, at_start),
+            Self::Shuffle { element } => filters::unshuffle(element, stored),
+            Self::Delta(numbers) => filters::sum_up(numbers, &stored, most),
+            Self::Scale {
+                offset,
+                scale,
+                numbers,
+            } => filters::unscale(offset, scale, numbers, &stored, most),
+            Self::PackBits => filters::unpack_bits(&stored, most),
+            Self::Narrow { bits } => Ok(filters::widen(bits, stored)),
         }
     }
+}
+
+/// A block of LZ4 after its decoded length.
+fn lz4(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
+    /// A byte of a block of LZ4 stands for at most so many.
+    const LARGEST_RATIO: usize = 255;
+    let Some((size, block)) = stored.split_first_chunk() else {
+        let what = format!("{} bytes are too few for a length", stored.len());
+        return Err(Refused::damaged(what));
+    };
+    let size = u32::from_le_bytes(*size);
+    if u64::from(size) > most {
+        return Err(too_many(most));
+    }
+    let size = size as usize;
+    // Looked at before memory is taken for what the header promises.
+    if size / LARGEST_RATIO > block.len() {
+        let what = format!("{} bytes are too few for {size} decoded ones", block.len());
+        return Err(Refused::damaged(what));
+    }
+    let mut out = zeros(size)?;
+    let failed = |e| Refused::damaged(format!("the block can't be decoded: {e}"));
+    match lz4_flex::block::decompress_into(block, &mut out).map_err(failed)? {
+        came if came == size => Ok(out.into()),
+        came => Err(Refused::damaged(format!(
+            "{came} bytes come out, and its header says {size}"
+        ))),
+    }
+}
+
+/// Memory for so many bytes.
+fn zeros(bytes: usize) -> Result<Vec<u8>, Refused> {
+    let mut out = Vec::new();
+    out.try_reserve_exact(bytes).map_err(|_| no_memory(bytes))?;
+    out.resize(bytes, 0);
+    Ok(out)
 }
 
 fn zlib(stored: Bytes, most: u64) -> Result<Bytes, Refused> {
@@ -222,32 +279,6 @@ fn zstd_frame<'s>(
             }
             _ => {}
         }
-    }
-}
-
-fn crc(stored: &Bytes, at_start: bool) -> Result<Bytes, Refused> {
-    let parts = match at_start {
-        true => stored.split_first_chunk(),
-        false => stored
-            .split_last_chunk()
-            .map(|(covered, sum)| (sum, covered)),
-    };
-    let Some((sum, covered)) = parts else {
-        let what = format!("{} bytes are too few for a checksum", stored.len());
-        return Err(Refused::damaged(what));
-    };
-    check_crc("", covered, *sum)?;
-    Ok(stored.slice_ref(covered))
-}
-
-/// Checks the CRC-32C of bytes, which are those `of` something.
-pub(crate) fn check_crc(of: &str, bytes: &[u8], sum: [u8; CRC]) -> Result<(), Refused> {
-    let (found, written) = (crc32c::crc32c(bytes), u32::from_le_bytes(sum));
-    match found == written {
-        true => Ok(()),
-        false => Err(Refused::damaged(format!(
-            "the CRC-32C{of} is {found:08x}, {written:08x} was written"
-        ))),
     }
 }
 

@@ -112,10 +112,10 @@ pub(crate) async fn arrays(
         let text = written.of.get(name.as_str());
         let text = text.filter(|text| text.len() as u64 == *bytes);
         let meta = match text.map(|text| parsed(limits, file, text)) {
-            Some(Parsed::Array(meta)) => meta,
+            Some(Node::Array(meta)) => *meta,
             // A file with holes may say that it is as long as it likes.
             None if *bytes > MAX_TEXT as u64 => Err(too_long(file, *bytes)),
-            Some(Parsed::Group(_)) | None => return true,
+            Some(Node::Group(_)) | None => return true,
         };
         assumed += usize::from(text.is_some());
         let found = Found {
@@ -137,13 +137,13 @@ pub(crate) async fn arrays(
             }
         }
         match parsed(limits, file, &text) {
-            Parsed::Array(meta) => {
-                let found = Found::new(folder, name.as_str(), Some(text), meta);
+            Node::Array(meta) => {
+                let found = Found::new(folder, name.as_str(), Some(text), *meta);
                 out.insert(folder.into(), found);
             }
             // Groups below have what the group around them has.
-            Parsed::Group(nodes) if folder.is_empty() => consolidated.extend(nodes),
-            Parsed::Group(_) => {}
+            Node::Group(nodes) if folder.is_empty() => consolidated.extend(nodes),
+            Node::Group(_) => {}
         }
     };
     read_in_batches(&**store, described, part, take).await?;
@@ -266,23 +266,17 @@ fn unreadable(files: &PlaceFiles, skip: impl Fn(&str, u64) -> bool) -> BTreeMap<
     out
 }
 
-/// A description.
-enum Parsed {
-    Array(Result<ArrayMeta, Refused>),
-    /// The nodes of its consolidated metadata.
-    Group(Vec<(String, Node)>),
-}
-
-fn parsed(limits: &ReadLimits, file: &str, text: &[u8]) -> Parsed {
-    Parsed::Array(match file {
+/// Parses a description.
+fn parsed(limits: &ReadLimits, file: &str, text: &[u8]) -> Node {
+    let array = match file {
         _ if !affords(limits, text) => Err(too_large(file, text)),
         ZARRAY => parse_zarray(text),
         _ => match parse_zarr_json(text) {
-            Ok(Node::Array(array)) => *array,
-            Ok(Node::Group(nodes)) => return Parsed::Group(nodes),
+            Ok(node) => return node,
             Err(fault) => Err(fault),
         },
-    })
+    };
+    Node::Array(Box::new(array))
 }
 
 /// Fails if parsing the text of a file would take more memory than the limits allow.

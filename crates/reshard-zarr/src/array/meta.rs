@@ -4,6 +4,7 @@
 //! depth. An array of which something is not known (a dtype, a codec, a grid) is [`Refused`](reshard_strategy::Refused) by its name, so that only this array is
 //! refused.
 
+mod chain;
 mod codec;
 mod dtype;
 mod fill;
@@ -16,7 +17,7 @@ mod without;
 
 pub(crate) use json::{MAX_TEXT, shown, takes, too_long};
 pub(crate) use keys::ChunkKeys;
-pub(crate) use types::{ArrayMeta, Codec, Encoding, Node, Sharding, Stored};
+pub(crate) use types::{ArrayMeta, Codec, Encoding, Node, Numbers, Recoded, Sharding, Stored, Sum};
 pub(crate) use v2::{no_attributes, parse_zarray, parse_zmetadata};
 pub(crate) use v3::parse_zarr_json;
 pub(crate) use without::without_nodes;

@@ -1,8 +1,8 @@
 //! The index of a shard: where its inner chunks lie.
 
 use super::{
-    decode::{CRC, check_crc},
-    meta::{ArrayMeta, Encoding, Sharding},
+    decode::{CRC, check_sum},
+    meta::{ArrayMeta, Encoding, Sharding, Sum},
 };
 use crate::grid::Grid;
 use reshard_model::Dims;
@@ -33,33 +33,82 @@ pub(crate) struct Shard<'a> {
     sharding: &'a Sharding,
     /// Inner chunks per axis.
     cells: Dims,
+    /// The same of the smallest chunks in an inner chunk: ones, if it is no shard.
+    parts: Dims,
+    /// An inner chunk that is a shard.
+    within: Option<Box<Shard<'a>>>,
 }
 
 impl<'a> Shard<'a> {
     pub(crate) fn of(meta: &ArrayMeta, sharding: &'a Sharding) -> Self {
-        let cells = meta.chunk.iter().zip(&sharding.inner);
+        Self::cut(&meta.chunk, sharding)
+    }
+
+    fn cut(shard: &Dims, sharding: &'a Sharding) -> Self {
+        // The parser has checked that none is 0.
+        let per_axis = |whole: &Dims, part: &Dims| -> Dims {
+            let axes = whole.iter().zip(part);
+            axes.map(|(whole, part)| whole / part.max(&1)).collect()
+        };
+        let inner = &sharding.inner;
         Self {
             sharding,
-            // The parser has checked that none is 0.
-            cells: cells.map(|(whole, part)| whole / part.max(&1)).collect(),
+            cells: per_axis(shard, inner),
+            parts: per_axis(inner, sharding.within.cell(inner)),
+            within: match &*sharding.within {
+                Encoding::Chunk(_) => None,
+                Encoding::Sharded(within) => Some(Box::new(Self::cut(inner, within))),
+            },
         }
     }
 
-    /// The position of the shard of an inner chunk, and the number of the inner chunk there.
-    fn place(&self, inner: &[u64]) -> (Dims, Option<u64>) {
+    /// The position of the shard of one of the smallest chunks, and the number of the chunk there.
+    fn place(&self, at: &[u64]) -> (Dims, Option<u64>) {
+        let all = || self.cells.iter().zip(&self.parts);
+        let counts: Dims = all().map(|(a, b)| a.saturating_mul(*b).max(1)).collect();
+        let axes = at.iter().zip(&counts);
+        let (position, inside): (Vec<u64>, Vec<u64>) = axes.map(|(at, n)| (at / n, at % n)).unzip();
+        (position.into(), Some(self.number(&inside)))
+    }
+
+    /// The number of one of the smallest chunks by its position in the shard: they are counted by inner chunk.
+    fn number(&self, at: &[u64]) -> u64 {
         let mut number = 0u64;
-        let mut position = Dims::default();
-        for (at, cells) in inner.iter().zip(&self.cells) {
-            let cells = (*cells).max(1);
-            position.push(at / cells);
-            number = number.saturating_mul(cells).saturating_add(at % cells);
+        let mut rest = Dims::zeros(at.len());
+        for n in 0..at.len() {
+            let axis = self.sharding.axes.as_ref().map_or(n, |axes| axes[n]);
+            let parts = self.parts[axis].max(1);
+            number = number.saturating_mul(self.cells[axis]);
+            number = number.saturating_add(at[axis] / parts);
+            rest[axis] = at[axis] % parts;
         }
-        (position, Some(number))
+        match &self.within {
+            None => number,
+            Some(within) => number
+                .saturating_mul(within.count())
+                .saturating_add(within.number(&rest)),
+        }
+    }
+
+    /// How many of the smallest chunks there are.
+    pub(crate) fn count(&self) -> u64 {
+        let within = self.within.as_ref().map_or(1, |within| within.count());
+        self.entries().saturating_mul(within)
     }
 
     /// How many inner chunks there are.
-    pub(crate) fn count(&self) -> u64 {
+    fn entries(&self) -> u64 {
         self.cells.volume().unwrap_or(u64::MAX)
+    }
+
+    /// How an inner chunk is cut, if it is a shard.
+    pub(crate) fn within(&self) -> Option<&Self> {
+        self.within.as_deref()
+    }
+
+    /// Whether the index has a checksum.
+    pub(crate) fn index_has_crc(&self) -> bool {
+        self.sharding.index_crc
     }
 
     /// The bytes of an index.
@@ -69,14 +118,14 @@ impl<'a> Shard<'a> {
         } else {
             0
         };
-        self.count()
+        self.entries()
             .checked_mul(ENTRY)
             .and_then(|n| n.checked_add(crc))
     }
 
     /// The length of a shard in which all inner chunks are stored once, each with so many bytes, and nothing else but the index.
     pub(crate) fn written(&self, inner: u64) -> Option<u64> {
-        let chunks = self.count().checked_mul(inner)?;
+        let chunks = self.entries().checked_mul(inner)?;
         chunks.checked_add(self.index_bytes()?)
     }
 
@@ -91,7 +140,7 @@ impl<'a> Shard<'a> {
             Some(size) => Ok(shard - size..shard),
             None => Err(Refused::damaged(format!(
                 "a shard of {shard} bytes is too short for the index of {} inner chunks",
-                self.count()
+                self.entries()
             ))),
         }
     }
@@ -106,7 +155,7 @@ impl<'a> Shard<'a> {
                 let parts = bytes.split_last_chunk();
                 let cut = || Refused::damaged("the index of a shard is cut");
                 let (entries, sum) = parts.ok_or_else(cut)?;
-                check_crc(" of the index of a shard", entries, *sum)?;
+                check_sum(Sum::Crc32c, " of the index of a shard", entries, *sum)?;
                 entries
             }
             false => bytes,
@@ -116,11 +165,11 @@ impl<'a> Shard<'a> {
             false => u64::from_le_bytes(*bytes),
         };
         let (words, rest) = entries.as_chunks::<8>();
-        if words.len() as u64 != self.count().saturating_mul(2) || !rest.is_empty() {
+        if words.len() as u64 != self.entries().saturating_mul(2) || !rest.is_empty() {
             return Err(Refused::damaged(format!(
                 "the index of a shard has {} bytes for {} inner chunks",
                 bytes.len(),
-                self.count()
+                self.entries()
             )));
         }
         let mut found = Vec::with_capacity(words.len() / 2);
@@ -143,17 +192,22 @@ impl<'a> Shard<'a> {
             }
             found.push(Some(offset..end));
         }
-        let index = Index { found };
+        let index = Index {
+            found,
+            covered: Vec::new(),
+        };
         index.overlap()?;
         Ok(index)
     }
 }
 
-/// Where the inner chunks of a shard lie.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where the smallest chunks of a shard lie, or its inner chunks while the indexes of these are still to be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Index {
-    /// In row-major order.
-    found: Vec<Option<Range<u64>>>,
+    /// By their numbers.
+    pub(crate) found: Vec<Option<Range<u64>>>,
+    /// Where indexes of inner chunks lie that have checksums.
+    pub(crate) covered: Vec<Range<u64>>,
 }
 
 impl Index {

@@ -190,6 +190,24 @@ pub(super) fn producer(reader: &ZarrReader) -> Producer {
             "{others} more arrays have chunks that are not stored"
         ));
     }
+    let mut others = 0;
+    for array in &reader.arrays {
+        match &array.meta.stated {
+            None => {}
+            Some(stated) if notes.len() < 2 * NOTES => notes.push(format!(
+                "{}: its elements are {}, and are read as {}",
+                array.key,
+                stated.name(),
+                array.meta.dtype
+            )),
+            Some(_) => others += 1,
+        }
+    }
+    if others > 0 {
+        notes.push(format!(
+            "{others} more arrays have elements of types that are read as others"
+        ));
+    }
     let locks = locks(reader).count();
     if locks > 0 {
         notes.push(format!(

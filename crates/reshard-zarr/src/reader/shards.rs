@@ -30,10 +30,32 @@ pub(crate) struct Unread<'s> {
     into: &'s OnceLock<Result<Index, Refused>>,
 }
 
-impl Unread<'_> {
+/// The indexes of files, as far as they were read.
+type Indexes = Vec<Result<Index, Refused>>;
+
+impl<'s> Unread<'s> {
+    /// An index without chunks.
+    fn empty(&self) -> Result<Index, Refused> {
+        Ok(Index {
+            // The limit of memory allows so many, because opening has counted them.
+            found: vec![None; self.shard.count() as usize],
+            covered: Vec::new(),
+        })
+    }
+
+    /// The file itself, of which the outermost index is read first.
+    fn whole(&self, number: usize) -> Part<'s> {
+        Part {
+            of: number,
+            shard: self.shard.clone(),
+            first: 0,
+            lies: 0..self.bytes,
+            index: self.at.clone(),
+        }
+    }
+
     /// Keeps the index. One that says something else than what was written is damage: what was read without it would be wrong.
-    fn take(&self, text: &[u8]) {
-        let index = self.shard.parse(text, self.at.clone(), self.bytes);
+    fn keep(&self, index: Result<Index, Refused>) {
         let index = index.and_then(|index| match self.follow {
             Some(inner) if !index.follows(inner) => Err(Refused::damaged(format!(
                 "its inner chunks do not lie where they were written, judging by {RECORD}; if the shard was written again on purpose, remove {RECORD}"
@@ -41,6 +63,66 @@ impl Unread<'_> {
             _ => Ok(index),
         });
         self.into.get_or_init(|| index);
+    }
+}
+
+/// A shard, or an inner chunk that is a shard: its index is the next one to read.
+struct Part<'s> {
+    /// The number of its file among those that are read.
+    of: usize,
+    shard: Shard<'s>,
+    /// The number of its first chunk in the file.
+    first: u64,
+    /// Its bytes in the file, and those of its index.
+    lies: Range<u64>,
+    index: Range<u64>,
+}
+
+impl<'s> Part<'s> {
+    /// Puts the chunks of an index into the index of the file. Returns inner chunks that are shards.
+    fn take(&self, text: Result<Bytes, Refused>, indexes: &mut Indexes) -> Vec<Self> {
+        let index = &mut indexes[self.of];
+        let Ok(into) = index else {
+            return Vec::new();
+        };
+        match text.and_then(|text| self.parsed(&text, into)) {
+            Ok(next) => next,
+            Err(why) => {
+                *index = Err(why);
+                Vec::new()
+            }
+        }
+    }
+
+    fn parsed(&self, text: &[u8], into: &mut Index) -> Result<Vec<Self>, Refused> {
+        let (start, size) = (self.lies.start, self.lies.end - self.lies.start);
+        let inside = self.index.start - start..self.index.end - start;
+        let parsed = self.shard.parse(text, inside, size)?;
+        let moved = |at: Range<u64>| start + at.start..start + at.end;
+        let found = parsed.found.into_iter().map(|at| at.map(moved));
+        let Some(within) = self.shard.within() else {
+            for (place, at) in into.found.iter_mut().skip(self.first as usize).zip(found) {
+                *place = at;
+            }
+            return Ok(Vec::new());
+        };
+        let mut next = Vec::new();
+        for (number, lies) in (0u64..).zip(found) {
+            let Some(lies) = lies else { continue };
+            let at = within.index(lies.end - lies.start)?;
+            let index = lies.start + at.start..lies.start + at.end;
+            if within.index_has_crc() {
+                into.covered.push(index.clone());
+            }
+            next.push(Self {
+                of: self.of,
+                shard: within.clone(),
+                first: self.first + number * within.count(),
+                lies,
+                index,
+            });
+        }
+        Ok(next)
     }
 }
 
@@ -136,6 +218,16 @@ impl Array {
         }
     }
 
+    /// Where indexes of inner chunks lie, which have checksums, in the shard at a position.
+    pub(crate) fn inner_indexes(&self, position: &[u64]) -> &[Range<u64>] {
+        let grid = self.meta.files();
+        let one = grid.and_then(|grid| self.shards.0.get(&number(&grid, position)));
+        match one.and_then(|one| one.index.get()) {
+            Some(Ok(index)) => &index.covered,
+            _ => &[],
+        }
+    }
+
     /// The shards whose indexes are damaged, by their positions.
     pub(crate) fn damaged_indexes(&self) -> impl Iterator<Item = (Dims, &Refused)> {
         let grid = self.meta.files();
@@ -146,38 +238,51 @@ impl Array {
     }
 }
 
-/// Reads indexes, of many shards in one call.
+/// Reads indexes, of many shards in one call, then those of inner chunks that are shards.
 ///
 /// # Errors
 /// What the store says. What is wrong with an index is kept with its shard.
-pub(crate) async fn read(store: &Arc<dyn Store>, unread: Vec<Unread<'_>>) -> Result<Traffic> {
-    let part = |one: &&Unread<'_>| (one.file.clone(), one.at.clone());
-    let take = |one: &Unread<'_>, text: Bytes| one.take(&text);
-    match read_in_batches(&**store, unread.iter().collect(), part, take).await {
-        // One of them was cut since it was listed.
-        Err(StorageError::Short { .. }) => one_by_one(store, &unread).await,
-        read => Ok(read?),
-    }
-}
-
-async fn one_by_one(store: &Arc<dyn Store>, unread: &[Unread<'_>]) -> Result<Traffic> {
-    for one in unread.iter().filter(|one| one.into.get().is_none()) {
-        match store.read(&one.file, one.at.clone()).await {
-            Ok(text) => one.take(&text),
-            Err(StorageError::Short { size, .. }) => {
-                let what = format!("it was cut to {size} bytes since the place was listed");
-                one.into.get_or_init(|| Err(Refused::damaged(what)));
+pub(crate) async fn read<'s>(store: &Arc<dyn Store>, unread: Vec<Unread<'s>>) -> Result<Traffic> {
+    let mut traffic = Traffic::default();
+    let mut indexes: Indexes = unread.iter().map(Unread::empty).collect();
+    let all = unread.iter().enumerate();
+    let mut parts: Vec<Part<'s>> = all.map(|(n, one)| one.whole(n)).collect();
+    while !parts.is_empty() {
+        let mut next = Vec::new();
+        let range = |part: &&Part<'s>| (unread[part.of].file.clone(), part.index.clone());
+        let take = |part: &Part<'s>, text: Bytes| next.extend(part.take(Ok(text), &mut indexes));
+        match read_in_batches(&**store, parts.iter().collect(), range, take).await {
+            // One of them was cut since it was listed.
+            Err(StorageError::Short { .. }) => {
+                next.clear();
+                for part in &parts {
+                    let (file, at) = range(&part);
+                    let text = match store.read(&file, at).await {
+                        Err(StorageError::Short { size, .. }) => Err(Refused::damaged(format!(
+                            "it was cut to {size} bytes since the place was listed"
+                        ))),
+                        text => Ok(text?),
+                    };
+                    next.extend(part.take(text, &mut indexes));
+                }
             }
-            Err(e) => return Err(e.into()),
+            read => traffic += read?,
         }
+        parts = next;
     }
-    Ok(Traffic::default())
+    for (one, index) in unread.iter().zip(indexes) {
+        one.keep(index);
+    }
+    Ok(traffic)
 }
 
 /// Whether shards have the form that reshard gives them: inner chunks of plain elements, then the index.
 fn is_ours(meta: &ArrayMeta, sharding: &Sharding) -> bool {
-    let stored = &sharding.stored;
+    let Encoding::Chunk(stored) = &*sharding.within else {
+        return false;
+    };
     stored.is_plain(meta.dtype)
+        && sharding.axes.is_none()
         && stored.axes.is_none()
         && sharding.index_crc
         && !sharding.index_at_start

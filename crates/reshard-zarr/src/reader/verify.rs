@@ -162,7 +162,8 @@ fn between(reader: &ZarrReader, (array, sharding): (&Array, &Sharding), run: &mu
     let mut claimed: BTreeMap<Name, Vec<Range<u64>>> = BTreeMap::new();
     for number in 0..array.count {
         if let Ok(Some((file, at))) = array.stored(number, &reader.files) {
-            claimed.entry(file).or_default().push(at);
+            let indexes = || array.inner_indexes(&array.place(number).0).to_vec();
+            claimed.entry(file).or_insert_with(indexes).push(at);
         }
     }
     for (file, mut ranges) in claimed {
@@ -185,16 +186,11 @@ fn indexes(array: &Array, run: &mut VerifyRun<'_>) {
 /// Why a change of its bytes is not found for sure, neither by its CRC-32 in the record nor by a checksum of its encoding.
 fn uncovered(Chunk { array, number }: &Chunk<'_>) -> Option<Uncovered> {
     let codecs = &array.meta.stored().codecs;
-    // Those of zstd are optional, and blosc has none.
-    let of_codec = |codec: &Codec| match codec {
-        Codec::Gzip | Codec::Zlib | Codec::Crc32c { .. } => true,
-        Codec::Zstd | Codec::Blosc => false,
-    };
     match codecs.last() {
         _ if array.checksum(*number).is_some() => None,
         // It is the sum of all bytes that it is behind.
-        Some(Codec::Crc32c { .. }) => None,
-        _ if codecs.iter().any(of_codec) => Some(Uncovered::Packed),
+        Some(Codec::Checksum { .. }) => None,
+        _ if codecs.iter().any(|codec| codec.has_sum()) => Some(Uncovered::Packed),
         _ => Some(Uncovered::NoChecksum),
     }
 }

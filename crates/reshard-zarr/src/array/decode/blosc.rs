@@ -2,7 +2,7 @@
 //! in one stream for each byte of an element.
 
 mod lz;
-mod shuffle;
+pub(super) mod shuffle;
 #[cfg(test)]
 mod tests;
 

@@ -32,6 +32,8 @@ pub(crate) fn parse(value: &Value, dtype: DType) -> Result<Vec<u8>, Refused> {
                 re
             })
         }
+        // NumPy's "not a time".
+        (DType::Int64, Value::String(text)) if text == "NaT" => Some(i64::MIN.to_le_bytes().into()),
         (d, _) => real(value, d),
     };
     found

@@ -113,19 +113,119 @@ fn every_dtype_of_v2_has_its_order_of_bytes() {
         "|S4",
         "<U4",
         "|O",
-        "<M8[ns]",
+        "<M8",
+        "|M8[ns]",
+        "<M8[thousands of hours or of others]",
         "|f4",
         "=f4",
         "f4",
         "<f16",
-        "int4",
+        "int3",
         "float8_e3m4",
         "",
         "é",
     ] {
         unknown(v2(json!({"dtype": name})), name);
     }
+    unknown(
+        v2(json!({"dtype": "|O", "filters": [{"id": "vlen-utf8"}]})),
+        "objects, which the codec \"vlen-utf8\" stores",
+    );
     unknown(v2(json!({"dtype": [["a", "<f4"], ["b", "<i2"]]})), "\"a\"");
+}
+
+#[test]
+fn types_without_an_element_type_are_read_as_the_closest_one() {
+    let of = |array: Result<ArrayMeta, Refused>| {
+        let array = array.unwrap();
+        let stated = array.stated.as_ref().unwrap().name();
+        (stated, array.dtype, array.stored().clone())
+    };
+    for (stated, big_endian, want) in [
+        ("<M8[ns]", false, "datetime64[ns]"),
+        (">m8[25s]", true, "timedelta64[25s]"),
+    ] {
+        let found = of(v2(json!({"dtype": stated, "fill_value": i64::MIN})));
+        let stored = Stored {
+            big_endian,
+            ..Stored::default()
+        };
+        assert_eq!(found, (want.into(), DType::Int64, stored));
+    }
+    let moments =
+        json!({"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 10}});
+    let array = v3(json!({"data_type": moments, "fill_value": "NaT"})).unwrap();
+    assert_eq!(array.fill, i64::MIN.to_le_bytes());
+    assert_eq!(of(Ok(array)).0, "datetime64[10s]");
+    for (name, bits) in [("int2", 2), ("int4", 4)] {
+        for array in [
+            v2(json!({"dtype": name})),
+            v3(json!({"data_type": name, "fill_value": -2})),
+        ] {
+            let codec = Codec::Narrow { bits };
+            let (stated, dtype, stored) = of(array);
+            assert_eq!((&*stated, dtype), (name, DType::Int8));
+            assert_eq!(stored.codecs, [codec]);
+            assert!(!stored.is_plain(dtype));
+        }
+    }
+}
+
+#[test]
+fn filters_have_the_types_of_their_numbers() {
+    let filter = |filter: Value| v2(json!({"dtype": "<f4", "filters": [filter]}));
+    let numbers = |dtype, big_endian| Numbers { dtype, big_endian };
+    let single = numbers(DType::Float32, false);
+    let delta = |decoded, encoded| vec![Codec::Delta(Recoded { decoded, encoded })];
+    for (settings, want) in [
+        (json!({"id": "delta"}), delta(single, single)),
+        (
+            json!({"id": "delta", "dtype": ">i4", "astype": "int16"}),
+            delta(numbers(DType::Int32, true), numbers(DType::Int16, false)),
+        ),
+        (json!({"id": "bitround", "keepbits": 3}), vec![]),
+        (
+            json!({"id": "shuffle"}),
+            vec![Codec::Shuffle { element: 4 }],
+        ),
+    ] {
+        assert_eq!(stored(&filter(settings).unwrap()).codecs, want);
+    }
+    for (settings, what) in [
+        (json!({"id": "delta", "dtype": "<c8"}), "delta of complex64"),
+        (json!({"id": "delta", "dtype": "<M8[s]"}), "delta of"),
+        (
+            json!({"id": "delta", "dtype": "<i4", "astype": "<f4"}),
+            "from int32 to float32",
+        ),
+        (json!({"id": "packbits"}), "packbits of float32"),
+        (json!({"id": "quantize"}), "quantize"),
+    ] {
+        unknown(filter(settings), what);
+    }
+    damaged(
+        filter(json!({"id": "shuffle", "elementsize": 0})),
+        "elementsize",
+    );
+    damaged(
+        filter(json!({"id": "fixedscaleoffset", "scale": "1"})),
+        "offset",
+    );
+
+    let bytes = json!({"name": "bytes", "configuration": {"endian": "little"}});
+    let big = json!({"name": "bytes", "configuration": {"endian": "big"}});
+    let delta = json!({"name": "numcodecs.delta", "configuration": {"dtype": "float32"}});
+    let transpose = json!({"name": "transpose", "configuration": {"order": [1, 0]}});
+    assert!(v3(json!({"codecs": [delta, bytes]})).is_ok());
+    damaged(v3(json!({"codecs": [bytes, delta]})), "stands behind bytes");
+    unknown(
+        v3(json!({"codecs": [delta, big]})),
+        "of big-endian elements",
+    );
+    unknown(
+        v3(json!({"codecs": [transpose, delta, bytes]})),
+        "beside transpose",
+    );
 }
 
 #[test]
@@ -147,10 +247,10 @@ fn every_dtype_of_v3_is_known_by_its_name() {
         let array = v3(json!({"data_type": own, "fill_value": fill})).unwrap();
         assert_eq!(array.dtype, *dtype);
     }
-    for name in ["r16", "int4", "string", "float4_e2m1fn", "float8_e4m3"] {
+    for name in ["r16", "int3", "string", "float4_e2m1fn", "float8_e4m3"] {
         unknown(v3(json!({"data_type": name})), name);
     }
-    let time = json!({"name": "numpy.datetime64", "configuration": {"unit": "s"}});
+    let time = json!({"name": "numpy.datetime64"});
     unknown(v3(json!({"data_type": time})), "numpy.datetime64");
 }
 
@@ -213,6 +313,11 @@ fn fill_values_become_the_bytes_of_an_element() {
     }
 }
 
+fn crc32c(at_start: bool) -> Codec {
+    let sum = Sum::Crc32c;
+    Codec::Checksum { sum, at_start }
+}
+
 #[test]
 fn orders_separators_and_compressors_of_v2_are_known() {
     let array = v2(json!({
@@ -226,7 +331,7 @@ fn orders_separators_and_compressors_of_v2_are_known() {
         &Stored {
             big_endian: true,
             axes: Some(vec![1, 0]),
-            codecs: vec![Codec::Crc32c { at_start: true }, Codec::Blosc],
+            codecs: vec![crc32c(true), Codec::Blosc],
         }
     );
     for id in ["gzip", "zlib", "zstd"] {
@@ -235,10 +340,6 @@ fn orders_separators_and_compressors_of_v2_are_known() {
         assert_eq!(names, [id]);
     }
     unknown(v2(json!({"compressor": {"id": "lzma"}})), "lzma");
-    unknown(
-        v2(json!({"filters": [{"id": "delta", "dtype": "<f4"}]})),
-        "delta",
-    );
     unknown(v2(json!({"zarr_format": 1})), "version 1");
 }
 
@@ -294,7 +395,7 @@ fn a_shard_says_how_its_inner_chunks_and_its_index_are_stored() {
         (&found.inner, found.index_crc, found.index_at_start),
         (&Dims::from([1, 3]), true, false)
     );
-    assert_eq!(found.stored.codecs, [Codec::Zstd]);
+    assert_eq!(found.within.stored().codecs, [Codec::Zstd]);
     let start = sharding(json!({"index_location": "start", "index_codecs": [{"name": "bytes", "configuration": {"endian": "big"}}]})).unwrap();
     let Encoding::Sharded(found) = start.encoding else {
         panic!("no shard")
@@ -313,12 +414,44 @@ fn a_shard_says_how_its_inner_chunks_and_its_index_are_stored() {
         ),
         "gzip of an index",
     );
-    unknown(
-        sharding(json!({"codecs": [{"name": "sharding_indexed"}]})),
-        "within",
+    let little = json!({"name": "bytes", "configuration": {"endian": "little"}});
+    let around = |codecs: Value| v3(json!({"codecs": codecs}));
+    let shard = |shape: [u64; 2], codecs: Value| json!({"name": "sharding_indexed", "configuration": {"chunk_shape": shape, "codecs": codecs, "index_codecs": [little]}});
+    let transpose = json!({"name": "transpose", "configuration": {"order": [1, 0]}});
+    // The chunk of 2 by 3 is turned, cut into columns, and these are turned back.
+    let within = shard([1, 2], json!([transpose, shard([1, 1], json!([little]))]));
+    let array = around(json!([transpose, within])).unwrap();
+    let Encoding::Sharded(turned) = &array.encoding else {
+        panic!("no shard")
+    };
+    assert_eq!(
+        (&turned.inner, &turned.axes),
+        (&Dims::from([2, 1]), &Some(vec![1, 0]))
     );
-    let around = json!([{"name": "transpose", "configuration": {"order": [1, 0]}}, {"name": "sharding_indexed"}]);
-    unknown(v3(json!({"codecs": around})), "beside other codecs");
+    let Encoding::Sharded(inner) = &*turned.within else {
+        panic!("no shard within")
+    };
+    assert_eq!((&inner.inner, &inner.axes), (&Dims::from([1, 1]), &None));
+    assert_eq!(array.cell(), &Dims::from([1, 1]));
+
+    let one = shard([1, 3], json!([little]));
+    unknown(
+        around(json!([one, "crc32c"])),
+        "crc32c around sharding_indexed",
+    );
+    unknown(
+        around(json!([{"name": "numcodecs.delta"}, one])),
+        "delta before sharding_indexed",
+    );
+    damaged(
+        around(json!([shard(
+            [1, 3],
+            json!([shard([1, 2], json!([little]))])
+        )])),
+        "do not divide",
+    );
+    let deep = (0..9).fold(json!([little]), |codecs, _| json!([shard([1, 3], codecs)]));
+    unknown(around(deep), "on more than 8 levels");
 }
 
 #[test]
@@ -327,7 +460,7 @@ fn codecs_of_v3_have_to_stand_in_their_order() {
     let transpose = |order: Value| json!({"name": "transpose", "configuration": {"order": order}});
     let one = v3(json!({"codecs": [transpose(json!([1, 0])), bytes, {"name": "crc32c"}]})).unwrap();
     assert_eq!(stored(&one).axes, Some(vec![1, 0]));
-    assert_eq!(stored(&one).codecs, [Codec::Crc32c { at_start: false }]);
+    assert_eq!(stored(&one).codecs, [crc32c(false)]);
     let back =
         v3(json!({"codecs": [transpose(json!([1, 0])), transpose(json!("F")), bytes]})).unwrap();
     assert_eq!(stored(&back).axes, None);

@@ -14,12 +14,14 @@ pub(crate) enum Node {
 }
 
 /// An array, of either version of Zarr. Shapes count elements.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ArrayMeta {
     pub(crate) shape: Dims,
     /// The shape of what one file holds: a chunk, or a shard. No length is 0. Files at the end of an axis are full, too.
     pub(crate) chunk: Dims,
     pub(crate) dtype: DType,
+    /// The stated type, if `dtype` is only the closest one.
+    pub(crate) stated: Option<Approximated>,
     /// One element, little-endian, that stands where a file is missing.
     pub(crate) fill: Vec<u8>,
     pub(crate) keys: ChunkKeys,
@@ -27,7 +29,7 @@ pub(crate) struct ArrayMeta {
 }
 
 /// How a file holds its elements.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Encoding {
     /// The file is one chunk.
     Chunk(Stored),
@@ -36,7 +38,7 @@ pub(crate) enum Encoding {
 }
 
 /// How the bytes of one chunk become elements.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Stored {
     /// Whether elements are big-endian.
     pub(crate) big_endian: bool,
@@ -46,31 +48,155 @@ pub(crate) struct Stored {
     pub(crate) codecs: Vec<Codec>,
 }
 
-/// From bytes to bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// From bytes to bytes. Filters on numbers count as such codecs, because they know how their numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Codec {
     Gzip,
     Zlib,
     Zstd,
+    Bz2,
     Blosc,
+    /// A block of LZ4 after its decoded length, as numcodecs writes it.
+    Lz4,
     /// A checksum of four bytes, behind what it covers or before it.
-    Crc32c {
+    Checksum {
+        sum: Sum,
         at_start: bool,
+    },
+    /// The first bytes of all elements, then the second ones, and so on.
+    Shuffle {
+        element: usize,
+    },
+    /// Differences of neighbours, stored in another type or the same.
+    Delta(Recoded),
+    /// Numbers that were shifted, scaled and rounded.
+    Scale {
+        offset: f64,
+        scale: f64,
+        numbers: Recoded,
+    },
+    /// Eight bools in a byte, after a byte with the number of unused bits.
+    PackBits,
+    /// Signed integers of fewer than 8 bits, one in each byte.
+    Narrow {
+        bits: u32,
     },
 }
 
-/// How a shard holds its inner chunks.
+/// An algorithm for checksums of four bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sum {
+    Crc32c,
+    Crc32,
+    Adler32,
+    /// As in HDF5.
+    Fletcher32,
+}
+
+/// The types of numbers before and after a filter encoded them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Recoded {
+    pub(crate) decoded: Numbers,
+    pub(crate) encoded: Numbers,
+}
+
+/// A data type of Zarr, as it is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Element {
+    pub(crate) dtype: DType,
+    pub(crate) big_endian: bool,
+    /// The stated type, if `dtype` is only the closest one.
+    pub(crate) stated: Option<Approximated>,
+}
+
+/// A type for which there is no element type, so that elements are read as another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Approximated {
+    /// Signed integers of so many bits, read as int8.
+    Narrow(u32),
+    /// Points in time or durations of NumPy, read as int64. The text is the name of the type.
+    Time(Box<str>),
+}
+
+/// How a filter stores numbers: integers, or floats of 16, 32 or 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    pub(crate) dtype: DType,
+    pub(crate) big_endian: bool,
+}
+
+/// How a shard holds its inner chunks.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sharding {
     /// The shape of an inner chunk. It divides the shape of the shard.
     pub(crate) inner: Dims,
-    pub(crate) stored: Stored,
+    /// The axes of the array, from the one whose steps in the index are the largest. `None` if that is row-major order.
+    pub(crate) axes: Option<Vec<usize>>,
+    /// How an inner chunk holds its elements. It may be a shard, too.
+    pub(crate) within: Box<Encoding>,
     /// Whether the index is at the start of the file.
     pub(crate) index_at_start: bool,
     /// Whether the numbers of the index are big-endian.
     pub(crate) index_big_endian: bool,
     /// Whether the index has a CRC-32C behind it.
     pub(crate) index_crc: bool,
+}
+
+impl Encoding {
+    /// How the smallest chunks are stored.
+    pub(crate) fn stored(&self) -> &Stored {
+        match self {
+            Self::Chunk(stored) => stored,
+            Self::Sharded(sharding) => sharding.within.stored(),
+        }
+    }
+
+    fn stored_mut(&mut self) -> &mut Stored {
+        match self {
+            Self::Chunk(stored) => stored,
+            Self::Sharded(sharding) => sharding.within.stored_mut(),
+        }
+    }
+
+    /// The shape of the smallest chunks of a file that holds `chunk`.
+    pub(crate) fn cell<'a>(&'a self, chunk: &'a Dims) -> &'a Dims {
+        match self {
+            Self::Chunk(_) => chunk,
+            Self::Sharded(sharding) => sharding.within.cell(&sharding.inner),
+        }
+    }
+
+    /// Checks that inner chunks divide their shards.
+    fn check(&self, chunk: &Dims) -> Result<(), Refused> {
+        let Self::Sharded(Sharding { inner, within, .. }) = self else {
+            return Ok(());
+        };
+        let divides = |(whole, part): (&u64, &u64)| *part > 0 && whole % part == 0;
+        if inner.len() != chunk.len() || !chunk.iter().zip(inner).all(divides) {
+            return Err(Refused::damaged(format!(
+                "its inner chunks {inner} do not divide its shards {chunk}"
+            )));
+        }
+        within.check(inner)
+    }
+}
+
+impl Approximated {
+    /// Its name in messages.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Narrow(bits) => format!("int{bits}"),
+            Self::Time(name) => name.to_string(),
+        }
+    }
+
+    /// What turns its stored bytes into elements.
+    pub(crate) fn codec(&self) -> Option<Codec> {
+        match self {
+            Self::Narrow(bits) => Some(Codec::Narrow { bits: *bits }),
+            Self::Time(_) => None,
+        }
+    }
 }
 
 impl Codec {
@@ -80,8 +206,36 @@ impl Codec {
             Self::Gzip => "gzip",
             Self::Zlib => "zlib",
             Self::Zstd => "zstd",
+            Self::Bz2 => "bz2",
             Self::Blosc => "blosc",
-            Self::Crc32c { .. } => "crc32c",
+            Self::Lz4 => "lz4",
+            Self::Checksum { sum, .. } => sum.name(),
+            Self::Shuffle { .. } => "shuffle",
+            Self::Delta(_) => "delta",
+            Self::Scale { .. } => "fixedscaleoffset",
+            Self::PackBits => "packbits",
+            Self::Narrow { bits: 2 } => "int2",
+            Self::Narrow { .. } => "int4",
+        }
+    }
+
+    /// Whether there is a checksum of what it was given. Those of zstd are optional.
+    pub(crate) fn has_sum(self) -> bool {
+        matches!(
+            self,
+            Self::Gzip | Self::Zlib | Self::Bz2 | Self::Checksum { .. }
+        )
+    }
+}
+
+impl Sum {
+    /// Its name as a codec.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Crc32c => "crc32c",
+            Self::Crc32 => "crc32",
+            Self::Adler32 => "adler32",
+            Self::Fletcher32 => "fletcher32",
         }
     }
 }
@@ -115,18 +269,12 @@ impl Stored {
 impl ArrayMeta {
     /// The shape of what is read at once: a chunk, or an inner chunk of a shard.
     pub(crate) fn cell(&self) -> &Dims {
-        match &self.encoding {
-            Encoding::Chunk(_) => &self.chunk,
-            Encoding::Sharded(sharding) => &sharding.inner,
-        }
+        self.encoding.cell(&self.chunk)
     }
 
     /// How a chunk, or an inner chunk of a shard, is stored.
     pub(crate) fn stored(&self) -> &Stored {
-        match &self.encoding {
-            Encoding::Chunk(stored) => stored,
-            Encoding::Sharded(sharding) => &sharding.stored,
-        }
+        self.encoding.stored()
     }
 
     /// Bytes of the elements of one cell, as they are decoded.
@@ -135,8 +283,12 @@ impl ArrayMeta {
         elements.saturating_mul(self.dtype.size())
     }
 
-    /// Checks that sizes fit 63 bits, and that shapes and encoding fit each other.
+    /// Adds what the stated type needs. Checks that sizes fit 63 bits, and that shapes and encoding fit each other.
     pub(crate) fn checked(mut self) -> Result<Self, Refused> {
+        if let Some(codec) = self.stated.as_ref().and_then(Approximated::codec) {
+            let stored = self.encoding.stored_mut();
+            stored.codecs.insert(0, codec);
+        }
         let (shape, chunk) = (&self.shape, &self.chunk);
         if shape.len() != chunk.len() {
             return Err(Refused::damaged(format!(
@@ -162,16 +314,7 @@ impl ArrayMeta {
                 )));
             }
         }
-        if let Encoding::Sharded(sharding) = &self.encoding {
-            let inner = &sharding.inner;
-            let divides = |(whole, part): (&u64, &u64)| *part > 0 && whole % part == 0;
-            if inner.len() != self.chunk.len() || !self.chunk.iter().zip(inner).all(divides) {
-                return Err(Refused::damaged(format!(
-                    "its inner chunks {inner} do not divide its shards {}",
-                    self.chunk
-                )));
-            }
-        }
+        self.encoding.check(&self.chunk)?;
         Ok(self)
     }
 }

@@ -1,10 +1,10 @@
 //! `.zarray` and `.zmetadata` of Zarr v2.
 
 use super::{
-    codec, dtype, fill,
+    chain, dtype, fill,
     json::{self, shown},
     keys::ChunkKeys,
-    types::{ArrayMeta, Encoding, Node, Stored},
+    types::{ArrayMeta, Element, Encoding, Node, Stored},
 };
 use crate::names::{ZARRAY, ZATTRS, ZMETADATA};
 use reshard_strategy::Refused;
@@ -63,7 +63,11 @@ pub(crate) fn no_attributes() -> Refused {
 fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Refused> {
     json::version(of, ZARRAY, 2)?;
     let shape = json::dims(of, "shape")?;
-    let (dtype, big_endian) = dtype::v2(json::field(of, "dtype")?)?;
+    let Element {
+        dtype,
+        big_endian,
+        stated,
+    } = dtype::v2(json::field(of, "dtype")?).map_err(|why| objects(of).unwrap_or(why))?;
     let axes = match of.get("order").map_or(Some("C"), Value::as_str) {
         Some("C") => None,
         Some("F") => Some((0..shape.len()).rev().collect()).filter(|_| shape.len() > 1),
@@ -77,6 +81,7 @@ fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Refused> {
         chunk: json::dims(of, "chunks")?,
         shape,
         dtype,
+        stated,
         fill: fill::parse(of.get("fill_value").unwrap_or(&Value::Null), dtype)?,
         keys: ChunkKeys {
             separator,
@@ -85,8 +90,18 @@ fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Refused> {
         encoding: Encoding::Chunk(Stored {
             big_endian,
             axes,
-            codecs: codec::v2(of)?,
+            codecs: chain::v2(of, dtype)?,
         }),
     }
     .checked()
+}
+
+/// The refusal of an array of objects, such as strings, with the codec that stores them.
+fn objects(of: &Map<String, Value>) -> Option<Refused> {
+    let filter = of.get("filters")?.as_array()?.first()?.get("id")?;
+    let what = format!(
+        "the dtype \"|O\" of objects, which the codec {} stores",
+        shown(filter)
+    );
+    (of.get("dtype")? == "|O").then(|| Refused::unknown(what))
 }

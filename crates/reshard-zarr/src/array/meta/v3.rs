@@ -1,10 +1,10 @@
 //! `zarr.json` of Zarr v3.
 
 use super::{
-    codec, dtype, fill,
+    chain, dtype, fill,
     json::{self, Named, shown},
     keys::ChunkKeys,
-    types::{ArrayMeta, Node},
+    types::{ArrayMeta, Element, Node},
 };
 use crate::stated::Facts;
 use reshard_strategy::Refused;
@@ -112,7 +112,7 @@ fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Refused> {
             shape.len()
         )));
     }
-    let dtype = dtype::v3(json::field(of, "data_type")?)?;
+    let Element { dtype, stated, .. } = dtype::v3(json::field(of, "data_type")?)?;
     let grid = Named::of("chunk_grid", json::field(of, "chunk_grid")?)?;
     if grid.name != "regular" {
         let name = shown(&Value::from(grid.name));
@@ -121,9 +121,10 @@ fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Refused> {
     ArrayMeta {
         chunk: json::dims(grid.settings()?, "chunk_shape")?,
         dtype,
+        stated,
         fill: fill::parse(json::field(of, "fill_value")?, dtype)?,
         keys: keys(json::field(of, "chunk_key_encoding")?)?,
-        encoding: codec::v3(json::field(of, "codecs")?, dtype, shape.len())?,
+        encoding: chain::v3(json::field(of, "codecs")?, dtype, shape.len())?,
         shape,
     }
     .checked()

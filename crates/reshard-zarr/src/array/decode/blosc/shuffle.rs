@@ -5,7 +5,7 @@
 pub(super) type Unshuffle = fn(usize, &[u8], &mut [u8]);
 
 /// All first bytes of elements, then all second bytes, and so on.
-pub(super) fn bytes(element: usize, stored: &[u8], out: &mut [u8]) {
+pub(in super::super) fn bytes(element: usize, stored: &[u8], out: &mut [u8]) {
     match element {
         2 => of::<2>(stored, out),
         4 => of::<4>(stored, out),
