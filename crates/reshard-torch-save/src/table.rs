@@ -45,7 +45,7 @@ impl Table {
     pub(crate) fn of(file: &TorchFile, limits: &ReadLimits) -> Result<Self> {
         let mut tables = TableBuilder::default();
         let contents = file.outline(limits, |outline| outline.contents(file.order()))?;
-        if let ([only], false) = (&*contents.leaves, contents.has_root_dict) {
+        if let ([only], false) = (&*contents.leaves, contents.opens) {
             tables.dicts.add_lone(0, &only.path.to_string());
         }
         for found in tables.describe(0, file, contents) {

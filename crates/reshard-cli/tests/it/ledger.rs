@@ -312,6 +312,56 @@ fn ordered_dicts_of_python_2_are_dicts() {
 }
 
 #[test]
+fn containers_with_tensors_keep_their_classes_in_a_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, keys, classes) in [
+        ("rootlist.pt", "0\n1\n", &["list"][..]),
+        (
+            "roottuple.pt",
+            "0\n1.a\n1.b.0\n1.b.1\n",
+            &["tuple", "tuple"],
+        ),
+        (
+            "unknown_dict.pt",
+            "cfg.n\ncfg.w\nout.logits\nout.loss\n",
+            &["Config", "Output"],
+        ),
+    ] {
+        let (src, dst) = (fixture(name), dir.path().join(name).display().to_string());
+        assert_eq!(run(&["ls", &src]).ok(), keys, "{name}");
+        run(&["convert", &src, &dst]).ok();
+        let stated = stated(&dst);
+        let stated = stated.as_array().unwrap().iter();
+        let mut found = stated.filter(|entry| entry["kind"] == "container_type");
+        for class in classes {
+            let found = found.next().unwrap().to_string();
+            assert!(found.contains(class), "{name}: {found}");
+        }
+        // Another format has no place for them, and says so.
+        let other = dir.path().join(name).with_extension("safetensors");
+        let other = other.display().to_string();
+        let said = run(&["convert", &src, &other, "--lossless", "--drop-objects"]);
+        assert!(
+            said.code == 2 && said.err.contains("has no place for types of dicts"),
+            "{}",
+            said.err
+        );
+    }
+    // A copy is made without the arguments of the class.
+    let (src, dst) = (
+        fixture("unknown_dict.pt"),
+        dir.path().join("o.pt").display().to_string(),
+    );
+    let said = run(&["convert", &src, &dst, "--lossless"]);
+    assert!(
+        said.err
+            .contains("arguments of its class that hold tensors"),
+        "{}",
+        said.err
+    );
+}
+
+#[test]
 fn texts_of_safetensors_are_in_every_file_of_the_copy() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
@@ -528,7 +578,7 @@ fn inspect_counts_and_lists_what_is_stated() {
                 "ss_network_dim            metadata  4",
             ],
         ),
-        ("python2.pt", &["metadata    1 dict with a class"]),
+        ("python2.pt", &["metadata    1 container with a class"]),
     ] {
         let shown = run(&["inspect", &fixture(name)]).ok();
         for text in texts {

@@ -2,30 +2,26 @@
 
 use super::{
     Contents, Found, KeyType, Leaf, ObjectAt,
+    containers::{Class, Mapping, is_name, is_tensor, name, nth_value},
     unsaid::{Survey, Unsaid, can_change, in_words},
 };
 use crate::{
     Budget, Limits, Result,
-    pickle::{Graph, How, Id, Node},
+    pickle::{Graph, Id, Node},
     tensor::{Wrapped, tensor_of},
 };
 use reshard_model::{Path, Step};
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
-};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 /// The name of the only leaf of a file that is one tensor, or one object.
 const TENSOR: &str = "tensor";
 const OBJECT: &str = "object";
 
-/// A dict that a plain dict with texts as keys can't stand for.
+/// A dict that a plain dict with texts as keys can't stand for, a tuple, or a root that is a list.
 pub(super) struct Around<'g> {
     pub(super) path: Path,
-    /// Module and name of its class, if it is no plain dict.
-    pub(super) class: Option<(&'g str, &'g str)>,
-    /// The arguments of the class.
-    pub(super) args: Vec<ObjectAt>,
+    /// Its class, if it is no plain dict.
+    pub(super) class: Option<Class<'g>>,
     /// Its attributes.
     pub(super) state: Vec<(Box<str>, ObjectAt)>,
     pub(super) keys: Vec<(Box<str>, KeyType)>,
@@ -34,8 +30,9 @@ pub(super) struct Around<'g> {
 impl Around<'_> {
     /// The arguments and attributes.
     pub(super) fn objects(&self) -> impl Iterator<Item = ObjectAt> {
-        let state = self.state.iter().map(|(_, at)| at);
-        self.args.iter().chain(state).copied()
+        let args = self.class.map_or(&[][..], |class| class.args);
+        let state = self.state.iter().map(|(_, at)| *at);
+        args.iter().map(|arg| ObjectAt(*arg)).chain(state)
     }
 }
 
@@ -50,6 +47,8 @@ pub(super) fn contents<'g>(
         limits,
         budget: graph.budget().clone(),
         open: BTreeMap::new(),
+        holding: BTreeMap::new(),
+        tuples: matches!(graph.node(root), Node::List(_) | Node::Tuple(_)),
         odd: BTreeMap::new(),
         path: Vec::new(),
         named: 0,
@@ -58,11 +57,16 @@ pub(super) fn contents<'g>(
         first: BTreeMap::new(),
         leaves: BTreeMap::new(),
     };
-    let pairs = walk.named(root);
-    walk.out.has_root_dict = pairs.is_some();
-    match pairs {
-        Some(pairs) => walk.dict(root, &pairs)?,
-        None => {
+    walk.out.opens = true;
+    match (walk.named(root)?, graph.node(root)) {
+        (Some(dict), _) => walk.dict(root, &dict)?,
+        (None, Node::List(items)) if walk.holds(root)? => {
+            walk.note_around(root, Some(Class::LIST), Vec::new(), Vec::new())?;
+            walk.list(root, items)?;
+        }
+        (None, Node::Tuple(items)) if walk.holds(root)? => walk.tuple(root, items)?,
+        (None, _) => {
+            walk.out.opens = false;
             let name = match is_tensor(graph, root) {
                 true => TENSOR,
                 false => OBJECT,
@@ -99,7 +103,11 @@ struct Walk<'g, 'a> {
     budget: Budget,
     /// Whether a list is taken apart; `None` while that is being found out.
     open: BTreeMap<Id, Option<bool>>,
-    /// Whether a dict has keys that can't be steps of a path.
+    /// Whether there is a tensor somewhere in a container; `None` while that is being found out.
+    holding: BTreeMap<Id, Option<bool>>,
+    /// Whether tuples are taken apart: below a root that is no dict, for which PyTorch has no rule.
+    tuples: bool,
+    /// Whether a dict is one object: it has keys that can't be steps of a path, or it is of an unknown class and has no tensors.
     odd: BTreeMap<Id, bool>,
     path: Vec<Step>,
     /// Bytes of all names so far.
@@ -128,13 +136,14 @@ impl<'g> Walk<'g, '_> {
     }
 
     fn take(&mut self, id: Id) -> Result<()> {
-        if let Some(pairs) = self.named(id)
-            && !pairs.is_empty()
+        if let Some(dict) = self.named(id)?
+            && !dict.pairs.is_empty()
         {
-            return self.dict(id, &pairs);
+            return self.dict(id, &dict);
         }
         match self.graph.node(id) {
             Node::List(items) if self.opens(id)? => self.list(id, items),
+            Node::Tuple(items) if self.tuples && self.holds(id)? => self.tuple(id, items),
             _ => self.leaf(id),
         }
     }
@@ -149,7 +158,8 @@ impl<'g> Walk<'g, '_> {
     }
 
     /// A key that is set twice keeps its place and takes the last value, as in Python.
-    fn dict(&mut self, id: Id, pairs: &[(Id, Id)]) -> Result<()> {
+    fn dict(&mut self, id: Id, dict: &Mapping<'g>) -> Result<()> {
+        let pairs = &*dict.pairs;
         self.deeper(id)?;
         self.note_place(id)?;
         let pair = size_of::<(Box<str>, Id)>() as u64 * 2;
@@ -172,7 +182,7 @@ impl<'g> Walk<'g, '_> {
                 None => drop(items.insert(name, (key, value))),
             }
         }
-        self.note_dict(id, &items)?;
+        self.note_dict(id, dict.class, &items)?;
         for (name, (_, value)) in items {
             self.path.push(Step::Key(name));
             self.take(value)?;
@@ -196,7 +206,12 @@ impl<'g> Walk<'g, '_> {
     }
 
     /// Notes the class of a dict, its attributes, and the types of its keys, if they are not those of a plain dict.
-    fn note_dict(&mut self, id: Id, items: &indexmap::IndexMap<Box<str>, (Id, Id)>) -> Result<()> {
+    fn note_dict(
+        &mut self,
+        id: Id,
+        class: Option<Class<'g>>,
+        items: &indexmap::IndexMap<Box<str>, (Id, Id)>,
+    ) -> Result<()> {
         let keys = items.iter().filter_map(|(name, (key, _))| {
             let kind = match self.graph.node(*key) {
                 Node::Int(_) => KeyType::Int,
@@ -207,34 +222,41 @@ impl<'g> Walk<'g, '_> {
             Some((name.clone(), kind))
         });
         let keys: Vec<_> = keys.collect();
-        let call = match self.graph.node(id) {
-            Node::Call(call) => Some(&**call),
+        let state = match self.graph.node(id) {
+            Node::Call(call) => call.state,
             _ => None,
         };
-        if keys.is_empty() && call.is_none() {
+        if keys.is_empty() && class.is_none() {
             return Ok(());
         }
-        let state = call.and_then(|call| call.state);
         let state = state.map_or_else(Vec::new, |state| attributes(self.graph, state));
+        self.note_around(id, class, state, keys)
+    }
+
+    fn note_around(
+        &mut self,
+        id: Id,
+        class: Option<Class<'g>>,
+        state: Vec<(Box<str>, ObjectAt)>,
+        keys: Vec<(Box<str>, KeyType)>,
+    ) -> Result<()> {
         // Each key may become a path of its own.
         let (steps, _) = self.path_takes();
         let each = (steps + 2 * size_of::<Step>() + size_of::<Around<'_>>()) as u64;
         let noted = (keys.len() + state.len() + 1) as u64;
         self.draw(id, each.saturating_mul(noted))?;
-        let class = call.and_then(|call| self.graph.as_global(call.callable));
-        let is_plain_list =
-            |args: &[Id]| class == Some(("collections", "OrderedDict")) && args.len() == 1;
-        let args = call.and_then(|call| self.graph.as_seq(call.args));
-        // Python 2 gives an OrderedDict its items as an argument.
-        let args = args.filter(|args| !is_plain_list(args)).unwrap_or_default();
         self.around.push(Around {
             path: self.place(),
             class,
-            args: args.iter().map(|arg| ObjectAt(*arg)).collect(),
             state,
             keys,
         });
         Ok(())
+    }
+
+    fn tuple(&mut self, id: Id, items: &[Id]) -> Result<()> {
+        self.note_around(id, Some(Class::TUPLE), Vec::new(), Vec::new())?;
+        self.list(id, items)
     }
 
     fn list(&mut self, id: Id, items: &[Id]) -> Result<()> {
@@ -331,7 +353,8 @@ impl<'g> Walk<'g, '_> {
         Ok(all.collect())
     }
 
-    /// Whether a list is taken apart: it holds a tensor or a dict, directly or in inner lists.
+    /// Whether a list is taken apart: it holds a tensor or a dict, directly or in inner lists; below a root that is no
+    /// dict, also a tuple with a tensor.
     fn opens(&mut self, id: Id) -> Result<bool> {
         // Lists are looked at without recursion, because they may be nested as deep as the pickle is long.
         let mut stack = vec![(id, 0)];
@@ -357,7 +380,8 @@ impl<'g> Walk<'g, '_> {
                     // A list that holds itself shows nothing new.
                     Some(known) => known.unwrap_or(false),
                 },
-                _ => self.is_dict(item) || is_tensor(self.graph, item),
+                Node::Tuple(_) => self.tuples && self.holds(item)?,
+                _ => self.is_dict(item)? || is_tensor(self.graph, item),
             };
             match holds {
                 true => drop(self.open.insert(list, Some(true))),
@@ -367,24 +391,66 @@ impl<'g> Walk<'g, '_> {
         Ok(matches!(self.open.get(&id), Some(Some(true))))
     }
 
-    fn is_dict(&mut self, id: Id) -> bool {
-        match self.odd.get(&id) {
-            Some(odd) => !odd,
-            None => self.named(id).is_some(),
+    /// Whether there is a tensor in a container, directly or in inner lists, tuples and dicts.
+    fn holds(&mut self, id: Id) -> Result<bool> {
+        let graph = self.graph;
+        // As in `opens`, without recursion.
+        let mut stack = vec![(id, 0)];
+        while let Some((container, next)) = stack.pop() {
+            if let Some(Some(_)) = self.holding.get(&container) {
+                continue;
+            }
+            if self.holding.insert(container, None).is_none() {
+                self.draw(container, 4 * size_of::<(Id, Option<bool>, usize)>() as u64)?;
+            }
+            let Some(value) = nth_value(graph, container, next) else {
+                self.holding.insert(container, Some(false));
+                continue;
+            };
+            let holds = match (is_tensor(graph, value), self.holding.get(&value)) {
+                (true, _) => true,
+                (false, None) if nth_value(graph, value, 0).is_some() => {
+                    stack.push((container, next));
+                    stack.push((value, 0));
+                    continue;
+                }
+                // A container that holds itself shows nothing new.
+                (false, known) => known.copied().flatten().unwrap_or(false),
+            };
+            match holds {
+                true => drop(self.holding.insert(container, Some(true))),
+                false => stack.push((container, next + 1)),
+            }
         }
+        Ok(matches!(self.holding.get(&id), Some(Some(true))))
     }
 
-    /// The pairs of a dict all of whose keys can be steps of a path. A dict with other keys is one object. The keys of each dict are looked
-    /// at once, however often it is referred to.
-    fn named(&mut self, id: Id) -> Option<Cow<'g, [(Id, Id)]>> {
+    fn is_dict(&mut self, id: Id) -> Result<bool> {
+        Ok(match self.odd.get(&id) {
+            Some(odd) => !odd,
+            None => self.named(id)?.is_some(),
+        })
+    }
+
+    /// A dict all of whose keys can be steps of a path. A dict with other keys is one object, and so is one of an unknown class without
+    /// tensors. The keys of each dict are looked at once, however often it is referred to.
+    fn named(&mut self, id: Id) -> Result<Option<Mapping<'g>>> {
         if self.odd.get(&id) == Some(&true) {
-            return None;
+            return Ok(None);
         }
         let graph = self.graph;
-        let pairs = mapping(graph, id)?;
-        let odd = || pairs.iter().any(|(key, _)| !is_name(graph.node(*key)));
-        let odd = *self.odd.entry(id).or_insert_with(odd);
-        (!odd).then_some(pairs)
+        let Some(dict) = Mapping::of(graph, id) else {
+            return Ok(None);
+        };
+        let odd = match self.odd.get(&id) {
+            Some(odd) => *odd,
+            None => {
+                let odd = dict.pairs.iter().any(|(key, _)| !is_name(graph.node(*key)));
+                odd || (!dict.is_known() && !self.holds(id)?)
+            }
+        };
+        self.odd.insert(id, odd);
+        Ok((!odd).then_some(dict))
     }
 }
 
@@ -393,10 +459,6 @@ fn step_len(step: &Step) -> usize {
         Step::Key(key) => key.len() + 1,
         Step::Index(_) => 20,
     }
-}
-
-fn is_tensor(graph: &Graph<'_>, id: Id) -> bool {
-    !matches!(tensor_of(graph, id, Wrapped::Any), Ok(None))
 }
 
 /// The attributes of an object, from its state.
@@ -411,57 +473,4 @@ fn attributes(graph: &Graph<'_>, state: Id) -> Vec<(Box<str>, ObjectAt)> {
         .iter()
         .map(|(key, value)| (name(*key), ObjectAt(*value)));
     pairs.collect()
-}
-
-/// The pairs of a dict, or of an object that is a dict for PyTorch: an `OrderedDict`, as `Module.state_dict` returns, or a `defaultdict`.
-fn mapping<'g>(graph: &'g Graph<'_>, id: Id) -> Option<Cow<'g, [(Id, Id)]>> {
-    let call = match graph.node(id) {
-        Node::Dict(pairs) => return Some(pairs.into()),
-        Node::Call(call) => call,
-        _ => return None,
-    };
-    if (call.how, call.kwargs) != (How::Call, None) {
-        return None;
-    }
-    let args = graph.as_seq(call.args)?;
-    let is_one = match (graph.as_global(call.callable)?, args) {
-        (("collections", "OrderedDict"), [items]) if call.pairs.is_empty() => {
-            return pairs_of_python2(graph, *items).map(Cow::Owned);
-        }
-        (("collections", "OrderedDict"), args) => args.is_empty(),
-        (("collections", "defaultdict"), args) => args.len() <= 1,
-        _ => false,
-    };
-    (is_one && call.items.is_empty()).then_some((&*call.pairs).into())
-}
-
-/// The items of an `OrderedDict` as Python 2 pickles it: a list of lists of two.
-fn pairs_of_python2(graph: &Graph<'_>, items: Id) -> Option<Vec<(Id, Id)>> {
-    let Node::List(items) = graph.node(items) else {
-        return None;
-    };
-    let pair = |item: &Id| match graph.as_seq(*item)? {
-        [key, value] => Some((*key, *value)),
-        _ => None,
-    };
-    items.iter().map(pair).collect()
-}
-
-fn is_name(node: &Node<'_>) -> bool {
-    matches!(
-        node,
-        Node::Str(_) | Node::Int(_) | Node::Bool(_) | Node::None
-    )
-}
-
-/// A key of a dict as PyTorch spells it in names: `str(key)`.
-fn name(graph: &Graph<'_>, id: Id) -> Option<Box<str>> {
-    Some(match graph.node(id) {
-        Node::Str(s) => (&**s).into(),
-        Node::Int(n) => n.to_string().into(),
-        Node::Bool(true) => "True".into(),
-        Node::Bool(false) => "False".into(),
-        Node::None => "None".into(),
-        _ => return None,
-    })
 }

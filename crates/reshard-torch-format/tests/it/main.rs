@@ -8,6 +8,7 @@
 
 mod archives;
 mod budget;
+mod containers;
 mod fixtures;
 mod forms;
 mod hostile;
