@@ -177,6 +177,11 @@ pub(crate) struct Reading {
         )
     )]
     dequantize: Option<DType>,
+    /// Read the tensors of pickled modules (`torch.save(model)`) and of TorchScript under the names that `state_dict()` gives them, without
+    /// executing anything.
+    #[cfg_attr(not(feature = "full"), arg(skip))]
+    #[cfg_attr(feature = "full", arg(long, conflicts_with = "dequantize"))]
+    open_modules: bool,
     #[command(flatten)]
     limits: Limits,
     /// Read no more bytes per second than this, and write no more: 50MB/s (10^6 each), 50MiB/s (2^20 each).
@@ -200,7 +205,12 @@ impl Reading {
 
     /// What of this changes what is read, as a text.
     pub(crate) fn what_is_read(&self) -> String {
-        format!("{:?} {:?}", self.format, self.dequantize)
+        let modules = if self.open_modules {
+            " open modules"
+        } else {
+            ""
+        };
+        format!("{:?} {:?}{modules}", self.format, self.dequantize)
     }
 
     /// Options to open it with.
@@ -226,6 +236,14 @@ impl Reading {
     /// Options to open it with as it is stored.
     pub(crate) fn as_stored(&self) -> OpenOptions {
         let options = OpenOptions::new().limits(self.limits());
+        #[cfg(feature = "full")]
+        let options = match self.open_modules {
+            true => {
+                let config = reshard::torch_save::TorchSaveLoadConfig::default();
+                options.settings(config.with_open_modules(true))
+            }
+            false => options,
+        };
         given(options, self.format.clone(), OpenOptions::format)
     }
 

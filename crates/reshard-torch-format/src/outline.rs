@@ -2,6 +2,7 @@
 
 mod containers;
 mod flatten;
+mod modules;
 mod reach;
 mod unsaid;
 
@@ -11,6 +12,8 @@ use crate::{
     pickle::{Graph, Id, run},
     value::{Decoder, made},
 };
+pub use modules::{Modules, ScriptClasses};
+
 use bytes::Bytes;
 use containers::{Class, Made};
 use reshard_model::{Construct, Opaque, Path, Value};
@@ -117,6 +120,8 @@ pub struct Contents {
     pub leaves: Vec<Found>,
     /// The dicts around them that have a class, a state, or keys that are no str; the tuples, and the root if it is a list.
     pub dicts: Vec<FoundDict>,
+    /// The modules, whether they were opened or not.
+    pub modules: Vec<FoundModule>,
     /// The paths of dicts, lists and leaves that are the same object as an earlier one, with the path of that one.
     pub shared: Vec<(Path, Path)>,
     /// The paths of objects, and of dicts with attributes, whose values do not say everything; with what they don't say, in words.
@@ -125,6 +130,20 @@ pub struct Contents {
     pub storages: BTreeSet<Box<str>>,
     /// Whether the leaves are what the root contains. If not, the root is the only leaf, under a name that the file does not have.
     pub opens: bool,
+}
+
+/// A pickled module of torch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FoundModule {
+    /// Its path; empty for a root that was opened.
+    pub path: Path,
+    /// The full name of its class.
+    pub class: Box<str>,
+    /// The number of tensors that its `state_dict()` would return.
+    pub tensors: usize,
+    /// Whether it, or a module in it, has hooks that may change what `state_dict()` returns. They are not called.
+    pub hooks: bool,
 }
 
 /// What a leaf is.
@@ -173,7 +192,17 @@ impl<'a> Outline<'a> {
     /// [`Error::Limit`] for more leaves or longer names than the limits allow: a small pickle may refer to one dict very often.
     /// [`Error::Unsupported`] if two leaves have one name, or something contains itself.
     pub fn contents(&self, order: ByteOrder) -> Result<Contents> {
-        let (mut contents, around) = flatten::contents(&self.graph, self.root, self.limits)?;
+        self.contents_with(order, &Modules::default())
+    }
+
+    /// The same, with modules as asked for. A module that is opened contributes the leaves that its `state_dict()` would return, each as one
+    /// step of a path with dots.
+    ///
+    /// # Errors
+    /// As [`contents`](Self::contents); [`Error::Unsupported`] for a module that contains itself.
+    pub fn contents_with(&self, order: ByteOrder, modules: &Modules) -> Result<Contents> {
+        let how = (self.limits, modules);
+        let (mut contents, around) = flatten::contents(&self.graph, self.root, how)?;
         let objects: Vec<ObjectAt> = around.iter().flat_map(flatten::Around::objects).collect();
         let values = self.values_without_storages(&objects, order);
         let mut all_unsaid: BTreeMap<Path, String> = contents.unsaid.into_iter().collect();

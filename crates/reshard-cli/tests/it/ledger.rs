@@ -361,6 +361,50 @@ fn containers_with_tensors_keep_their_classes_in_a_copy() {
     );
 }
 
+/// What `state_dict()` of a module returns is what is read of its file.
+#[test]
+fn modules_open_under_the_names_of_their_state_dict() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = fs::read(fixture("modules.json")).unwrap();
+    let said: Json = serde_json::from_slice(&said).unwrap();
+    for (name, want) in said.as_object().unwrap() {
+        let src = fixture(name);
+        let found = run(&["digest", &src, "--json", "--open-modules"]).json();
+        let found = found["tensors"].as_object().unwrap();
+        let found = found
+            .iter()
+            .map(|(key, tensor)| (key.clone(), tensor["sha256"].clone()));
+        assert_eq!(&Json::Object(found.collect()), want, "{name}");
+
+        // Without the option a module is an object, or nothing is read; and both name the option.
+        let closed = run(&["inspect", &src]);
+        let is_script = matches!(&**name, "script.pt" | "trace.pt");
+        let all = format!("{}{}", closed.out, closed.err);
+        assert_eq!(closed.code, if is_script { 2 } else { 0 }, "{all}");
+        let count = want.as_object().unwrap().len();
+        let class = if is_script {
+            "__torch__."
+        } else {
+            "stranger.Net"
+        };
+        let words = format!("with {count} tensors");
+        for text in ["a pickled module of class", class, &words, "--open-modules"] {
+            assert!(all.contains(text), "{name}: {all}");
+        }
+
+        // A copy is a flat dict of the tensors, and what became of the module is in the ledger.
+        let dst = dir.path().join(name).display().to_string();
+        let report = run(&["convert", &src, &dst, "--open-modules", "--json"]).json();
+        assert_eq!(report["tensors"], count, "{report}");
+        assert!(
+            report["ledger"]
+                .to_string()
+                .contains("has no place for a module of class")
+        );
+        run(&["diff", &src, &dst, "--open-modules"]).ok();
+    }
+}
+
 #[test]
 fn texts_of_safetensors_are_in_every_file_of_the_copy() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
 //! PyTorch's rules of flattening, on the graph of a pickle.
 
 use super::{
-    Contents, Found, KeyType, Leaf, ObjectAt,
+    Contents, Found, FoundModule, KeyType, Leaf, ObjectAt,
     containers::{Class, Mapping, is_name, is_tensor, name, nth_value},
+    modules::{Module, Modules, Parts},
     unsaid::{Survey, Unsaid, can_change, in_words},
 };
 use crate::{
@@ -40,11 +41,13 @@ impl Around<'_> {
 pub(super) fn contents<'g>(
     graph: &'g Graph<'_>,
     root: Id,
-    limits: &'g Limits,
+    (limits, modules): (&'g Limits, &'g Modules),
 ) -> Result<(Contents, Vec<Around<'g>>)> {
     let mut walk = Walk {
         graph,
         limits,
+        modules,
+        known: BTreeMap::new(),
         budget: graph.budget().clone(),
         open: BTreeMap::new(),
         holding: BTreeMap::new(),
@@ -65,6 +68,7 @@ pub(super) fn contents<'g>(
             walk.list(root, items)?;
         }
         (None, Node::Tuple(items)) if walk.holds(root)? => walk.tuple(root, items)?,
+        (None, Node::Call(_)) if modules.open && walk.module(root)?.is_some() => walk.take(root)?,
         (None, _) => {
             walk.out.opens = false;
             let name = match is_tensor(graph, root) {
@@ -72,7 +76,10 @@ pub(super) fn contents<'g>(
                 false => OBJECT,
             };
             walk.path.push(name.into());
-            walk.leaf(root)?;
+            match walk.module(root)? {
+                Some(module) => walk.found_module(root, &module)?,
+                None => walk.leaf(root)?,
+            }
         }
     }
     different(graph, root, &walk.out.leaves)?;
@@ -97,9 +104,16 @@ fn different(graph: &Graph<'_>, root: Id, all: &[Found]) -> Result<()> {
     Ok(())
 }
 
+/// Called with the name of a part of a module and the part, or with `None` and whether the module has hooks.
+type EachPart<'f, 'g, 'a> =
+    &'f mut dyn FnMut(&mut Walk<'g, 'a>, &str, Option<Id>, bool) -> Result<()>;
+
 struct Walk<'g, 'a> {
     graph: &'g Graph<'a>,
     limits: &'g Limits,
+    modules: &'g Modules,
+    /// The objects that were looked at, and which modules they are.
+    known: BTreeMap<Id, Option<Module<'g>>>,
     budget: Budget,
     /// Whether a list is taken apart; `None` while that is being found out.
     open: BTreeMap<Id, Option<bool>>,
@@ -120,7 +134,7 @@ struct Walk<'g, 'a> {
     leaves: BTreeMap<Id, usize>,
 }
 
-impl<'g> Walk<'g, '_> {
+impl<'g, 'a> Walk<'g, 'a> {
     fn draw(&mut self, id: Id, bytes: u64) -> Result<()> {
         self.graph.draw(id, bytes, &mut self.budget)
     }
@@ -144,8 +158,111 @@ impl<'g> Walk<'g, '_> {
         match self.graph.node(id) {
             Node::List(items) if self.opens(id)? => self.list(id, items),
             Node::Tuple(items) if self.tuples && self.holds(id)? => self.tuple(id, items),
+            Node::Call(_) => match self.module(id)? {
+                Some(module) => self.found_module(id, &module),
+                None => self.leaf(id),
+            },
             _ => self.leaf(id),
         }
+    }
+
+    /// The module that a node is, if it is one. Each node is looked at once.
+    fn module(&mut self, id: Id) -> Result<Option<Module<'g>>> {
+        if let Some(known) = self.known.get(&id) {
+            return Ok(*known);
+        }
+        self.draw(id, 4 * size_of::<(Id, Option<Module<'_>>)>() as u64)?;
+        let module = Module::of(self.graph, id, self.modules);
+        self.known.insert(id, module);
+        Ok(module)
+    }
+
+    /// Takes a module apart, if modules are opened, and notes how many tensors it has.
+    fn found_module(&mut self, id: Id, module: &Module<'g>) -> Result<()> {
+        let (steps, text) = self.path_takes();
+        let (name, open) = (module.class, self.modules.open);
+        let class = format!("{}.{}", name.0, name.1);
+        self.draw(id, (2 * (steps + text + class.len()) + 256) as u64)?;
+        let path = self.place();
+        if open {
+            self.note_place(id)?;
+        }
+        let mut all = Vec::new();
+        let mut hooks = false;
+        self.parts_of(
+            id,
+            module,
+            (&mut String::new(), &mut Vec::new()),
+            &mut |walk, name, value, hooked| {
+                hooks |= hooked;
+                if let Some(value) = value {
+                    walk.draw(value, (size_of::<(Box<str>, Id)>() + name.len()) as u64)?;
+                    all.push((Box::<str>::from(name), value));
+                }
+                Ok(())
+            },
+        )?;
+        let is_tensor = |(_, value): &&(Box<str>, Id)| is_tensor(self.graph, *value);
+        let tensors = all.iter().filter(is_tensor).count();
+        match open {
+            true => {
+                for (name, value) in all {
+                    self.path.push(Step::Key(name));
+                    self.leaf(value)?;
+                    self.path.pop();
+                }
+            }
+            false => self.leaf(id)?,
+        }
+        self.out.modules.push(FoundModule {
+            path,
+            class: class.into(),
+            tensors,
+            hooks,
+        });
+        Ok(())
+    }
+
+    /// Calls `f` for everything that `state_dict()` of a module would return, with its name.
+    fn parts_of(
+        &mut self,
+        id: Id,
+        module: &Module<'g>,
+        (prefix, above): (&mut String, &mut Vec<Id>),
+        f: EachPart<'_, 'g, 'a>,
+    ) -> Result<()> {
+        if above.contains(&id) {
+            return Err(self.graph.unsupported(id, "a module that contains itself"));
+        }
+        if above.len() as u64 >= u64::from(self.limits.depth) {
+            let depth = self.limits.depth.into();
+            return Err(self.graph.beyond(id, "levels of nesting", depth));
+        }
+        let parts = module.parts(self.graph, self.modules.script.as_ref());
+        let Some(parts) = parts else {
+            let what = "a module in which the name of a part is no text";
+            return Err(self.graph.unsupported(id, what));
+        };
+        // A module is looked at each time that it is named, so each time takes something.
+        let takes = (parts.len() + 1) as u64 * 64 + prefix.len() as u64;
+        self.draw(id, takes)?;
+        let hooks = matches!(module.parts, Parts::Dicts { hooks: true, .. });
+        f(self, prefix, None, hooks)?;
+        above.push(id);
+        let own = prefix.len();
+        for part in parts {
+            prefix.push_str(part.name);
+            match self.module(part.value)?.filter(|_| part.is_module) {
+                Some(module) => {
+                    prefix.push('.');
+                    self.parts_of(part.value, &module, (prefix, above), f)?;
+                }
+                None => f(self, prefix, Some(part.value), false)?,
+            }
+            prefix.truncate(own);
+        }
+        above.pop();
+        Ok(())
     }
 
     fn deeper(&self, id: Id) -> Result<()> {
@@ -381,7 +498,7 @@ impl<'g> Walk<'g, '_> {
                     Some(known) => known.unwrap_or(false),
                 },
                 Node::Tuple(_) => self.tuples && self.holds(item)?,
-                _ => self.is_dict(item)? || is_tensor(self.graph, item),
+                _ => self.is_dict(item)? || self.is_shown(item)?,
             };
             match holds {
                 true => drop(self.open.insert(list, Some(true))),
@@ -407,7 +524,7 @@ impl<'g> Walk<'g, '_> {
                 self.holding.insert(container, Some(false));
                 continue;
             };
-            let holds = match (is_tensor(graph, value), self.holding.get(&value)) {
+            let holds = match (self.is_shown(value)?, self.holding.get(&value)) {
                 (true, _) => true,
                 (false, None) if nth_value(graph, value, 0).is_some() => {
                     stack.push((container, next));
@@ -423,6 +540,11 @@ impl<'g> Walk<'g, '_> {
             }
         }
         Ok(matches!(self.holding.get(&id), Some(Some(true))))
+    }
+
+    /// Whether a node is a tensor, or a module that is opened.
+    fn is_shown(&mut self, id: Id) -> Result<bool> {
+        Ok(is_tensor(self.graph, id) || (self.modules.open && self.module(id)?.is_some()))
     }
 
     fn is_dict(&mut self, id: Id) -> Result<bool> {

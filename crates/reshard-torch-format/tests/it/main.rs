@@ -13,6 +13,7 @@ mod fixtures;
 mod forms;
 mod hostile;
 mod machine;
+mod modules;
 mod objects;
 mod python;
 mod rebuild;
