@@ -62,7 +62,7 @@ pub(crate) enum Command {
     Digest(Digest),
     /// Looks for damage: checks structure, coverage, sizes and every checksum.
     #[command(
-        after_help = "Exit codes: 0 sound, 1 damaged, 2 not understood, not read because of a limit, or not checked, 3 not a checkpoint.\n\n\
+        after_help = "Exit codes: 0 sound, 1 damaged or unsafe, 2 not understood, not read because of a limit, or not checked, 3 not a checkpoint.\n\n\
                             Example:\n  reshard verify /ckpt/step-1000 && rm -r /ckpt/step-0900"
     )]
     Verify(Verify),
@@ -298,6 +298,10 @@ pub(crate) struct Inspect {
     /// Print no lists, only facts about the whole checkpoint.
     #[arg(long)]
     pub(crate) summary: bool,
+    /// List the classes and functions that the pickles of its files name, and whether loading them with Python would run code. The place need
+    /// not be a checkpoint.
+    #[arg(long, conflicts_with_all = ["summary", "globs"])]
+    pub(crate) pickles: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
@@ -354,7 +358,8 @@ pub(crate) struct Verify {
     /// Check only structure, coverage and sizes, not the checksums.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Exit with 1 also if another program has saved over a checkpoint of reshard (`changed`).
+    /// Exit with 1 also if another program has saved over a checkpoint of reshard (`changed`), or if a pickle names a class or function that
+    /// reshard doesn't know.
     #[arg(long)]
     pub(crate) strict: bool,
     /// Check structure, coverage and sizes of all items, and the checksums of so many of them: 1%, 0.1%. It chooses at random, from all files, at least

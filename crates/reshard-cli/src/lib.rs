@@ -34,6 +34,7 @@ mod list;
 mod mapping;
 mod memory;
 mod not_covered;
+mod pickles;
 mod plugins;
 mod program;
 mod prune;

@@ -25,7 +25,7 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
         let Node::Call(call) = graph.node(id) else {
             return Ok(None);
         };
-        let Some(("torch._utils" | "torch._tensor", function)) = graph.as_global(call.callable)
+        let Some(("torch._utils" | "torch._tensor", function)) = graph.as_allowed(call.callable)
         else {
             return Ok(None);
         };
@@ -55,7 +55,7 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
                     return Ok(None);
                 }
                 python_state = python_state.or(of_type);
-                let Some(("torch._utils", function)) = graph.as_global(function) else {
+                let Some(("torch._utils", function)) = graph.as_allowed(function) else {
                     return Ok(None);
                 };
                 (function, graph.as_seq(args).unwrap_or(&[]))
@@ -86,7 +86,7 @@ fn moved_to(
     mut tensor: TensorRef,
     (dtype, device): (Id, Id),
 ) -> Result<TensorRef> {
-    let dtype = graph.as_global(dtype).map_or("?", |(_, name)| name);
+    let dtype = graph.as_allowed(dtype).map_or("?", |(_, name)| name);
     if dtype.parse() != Ok(tensor.dtype) {
         let what = format!("it is stored as {} and made as {dtype}", tensor.dtype);
         return Err(bad(&tensor.storage.key, &what));
@@ -232,7 +232,7 @@ const MAX_METADATA: usize = 100;
 /// A tuple, or a `torch.Size` of one.
 fn axes<'g>(graph: &'g Graph<'_>, id: Id) -> Option<&'g [Id]> {
     match graph.node(id) {
-        Node::Call(call) if graph.as_global(call.callable) == Some(("torch", "Size")) => {
+        Node::Call(call) if graph.as_allowed(call.callable) == Some(("torch", "Size")) => {
             graph.as_seq(*graph.as_seq(call.args)?.first()?)
         }
         _ => graph.as_seq(id),

@@ -18,5 +18,6 @@ mod objects;
 mod python;
 mod rebuild;
 mod samples;
+mod scan;
 mod unpack;
 mod values;

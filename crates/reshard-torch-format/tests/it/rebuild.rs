@@ -1,6 +1,6 @@
 //! Calls of torch's functions `_rebuild_*`, which make tensors.
 
-mod pickles;
+pub(crate) mod pickles;
 
 use crate::hostile::read_all;
 use crate::samples::folder;
