@@ -71,7 +71,7 @@ pub(crate) enum Command {
     Digest(Digest),
     /// Looks for damage: checks structure, coverage, sizes and every checksum.
     #[command(
-        after_help = "Exit codes: 0 sound, 1 damaged, 2 not understood, not read because of a limit, or not checked, 3 not a checkpoint.\n\n\
+        after_help = "Exit codes: 0 sound, 1 damaged or unsafe, 2 not understood, not read because of a limit, or not checked, 3 not a checkpoint.\n\n\
                             Example:\n  reshard verify /ckpt/step-1000 && rm -r /ckpt/step-0900"
     )]
     Verify(Verify),
@@ -205,6 +205,11 @@ pub(crate) struct Reading {
         )
     )]
     dequantize: Option<DType>,
+    /// Read the tensors of pickled modules (`torch.save(model)`) and of TorchScript under the names that `state_dict()` gives them, without
+    /// executing anything.
+    #[cfg_attr(not(feature = "full"), arg(skip))]
+    #[cfg_attr(feature = "full", arg(long, conflicts_with = "dequantize"))]
+    open_modules: bool,
     #[command(flatten)]
     limits: Limits,
     /// Read no more bytes per second than this, and write no more: 50MB/s (10^6 each), 50MiB/s (2^20 each).
@@ -228,7 +233,12 @@ impl Reading {
 
     /// What of this changes what is read, as a text.
     pub(crate) fn what_is_read(&self) -> String {
-        format!("{:?} {:?}", self.format(), self.dequantize)
+        let modules = if self.open_modules {
+            " open modules"
+        } else {
+            ""
+        };
+        format!("{:?} {:?}{modules}", self.format(), self.dequantize)
     }
 
     /// The format of the checkpoint.
@@ -266,6 +276,14 @@ impl Reading {
         let options = OpenOptions::new().limits(self.limits());
         let formats = self.format.clone();
         let format = formats.and_then(|formats| formats.into_iter().nth(side));
+        #[cfg(feature = "full")]
+        let options = match self.open_modules {
+            true => {
+                let config = reshard::torch_save::TorchSaveLoadConfig::default();
+                options.settings(config.with_open_modules(true))
+            }
+            false => options,
+        };
         given(options, format, OpenOptions::format)
     }
 
@@ -340,6 +358,10 @@ pub(crate) struct Inspect {
     /// Print no lists, only facts about the whole checkpoint.
     #[arg(long)]
     pub(crate) summary: bool,
+    /// List the classes and functions that the pickles of its files name, and whether loading them with Python would run code. The place need
+    /// not be a checkpoint.
+    #[arg(long, conflicts_with_all = ["summary", "globs"])]
+    pub(crate) pickles: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
@@ -410,7 +432,8 @@ pub(crate) struct Verify {
     /// Check only structure, coverage and sizes, not the checksums.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Exit with 1 also if another program has saved over a checkpoint of reshard (`changed`).
+    /// Exit with 1 also if another program has saved over a checkpoint of reshard (`changed`), or if a pickle names a class or function that
+    /// reshard doesn't know.
     #[arg(long)]
     pub(crate) strict: bool,
     /// Check structure, coverage and sizes of all items, and the checksums of so many of them: 1%, 0.1%. It chooses at random, from all files, at least

@@ -149,6 +149,12 @@ const APART: Cost = Cost {
     requests: 10,
 };
 
+/// The beginning and the end of an archive, in which its pickles are.
+const SCAN: Cost = Cost {
+    bytes: 20_000,
+    requests: 2,
+};
+
 /// For each record of a file of `torch_save` its header is read, once. A check reads all headers of a file together, with what lies between
 /// records that are small. So many records are no tensors.
 const HEADER: Cost = Cost {
@@ -233,6 +239,15 @@ impl<'c> Reads<'c> {
             cost = cost.and(Cost::new(bytes, bytes.div_ceil(WHOLE)));
         }
         cost
+    }
+
+    /// A scan of the pickles in archives.
+    pub(crate) fn pickles(&self) -> Cost {
+        let files = match self.zips {
+            true => self.checkpoint.item_files().len() as u64,
+            false => 0,
+        };
+        SCAN.times(files)
     }
 
     /// Headers, descriptions and indexes that opening took from the record of reshard. They are read by a check, and before reads that nothing else checks.

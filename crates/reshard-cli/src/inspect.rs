@@ -11,6 +11,7 @@ use crate::{
     glob::Keys,
     io::Io,
     json::{self, Seq},
+    pickles,
     program::Program,
     steps,
 };
@@ -28,6 +29,12 @@ use serde_json::{Value as Json, json};
 use std::ops::Range;
 
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
+    if args.pickles {
+        let opened = program.open_quietly(&args.dir, args.reading.options()).ok();
+        let from = (&*args.dir, &args.reading);
+        let found = pickles::scan_place(program, from, opened.as_ref())?;
+        return printed(pickles::print(&found, args.reading.json, io), OK);
+    }
     let opened = program.open(&args.dir, args.reading.options(), io);
     let checkpoint = opened.map_err(|e| steps::with_newest(program, &args.dir, e))?;
     let facts = Facts::of(checkpoint)?;

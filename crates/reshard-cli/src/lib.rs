@@ -36,6 +36,7 @@ mod manual;
 mod mapping;
 mod memory;
 mod not_covered;
+mod pickles;
 mod plugins;
 mod program;
 mod prune;

@@ -190,7 +190,7 @@ pub(crate) fn latest(program: &Program, args: &Latest, io: &mut Io<'_>) -> Resul
     let Some((step, url, checkpoint)) = newest else {
         return Err(none(&args.dir, args.steps.as_ref()));
     };
-    let doubts = Doubts::of(&checkpoint, Some(&CheckedItems::None), Keys(&[]), io)?;
+    let doubts = Doubts::of(&checkpoint, Some(&CheckedItems::None), Keys::ALL, io)?;
     let damage = doubts.damage();
     if args.reading.json {
         let backend = checkpoint.backend();

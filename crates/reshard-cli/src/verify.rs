@@ -7,8 +7,9 @@ use crate::{
     findings::{check, lines, more_findings, stored_bytes},
     io::Io,
     json, not_covered,
+    pickles::{self, Global, Pickles},
     program::Program,
-    table::{BAD, GOOD, few, styled},
+    table::{BAD, GOOD, few, shown, styled},
     units,
 };
 use reshard::{
@@ -16,9 +17,13 @@ use reshard::{
     blocking::Checkpoint,
     strategy::{CheckedItems, Damage, NotCovered, Unlisted, VerifyReport},
 };
+use reshard_torch_format::pickle::Verdict;
 use serde::{Serialize, Serializer};
 use serde_json::json;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    collections::BTreeSet,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 /// The JSON, schema 1.
 #[derive(Serialize)]
@@ -43,6 +48,15 @@ struct Report {
     beside_integrity: Vec<String>,
     /// Bytes that nobody can confirm.
     not_covered: NotCovered,
+    /// Classes and functions that pickles name and that run code when Python loads them.
+    #[serde(rename = "unsafe", skip_serializing_if = "Vec::is_empty")]
+    unsafe_globals: Vec<Global>,
+    /// Those of which reshard does not know what they do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unknown_globals: Vec<Global>,
+    /// Files whose pickles could not be followed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    not_scanned: Vec<String>,
     /// Warnings about the checkpoint.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
@@ -93,6 +107,9 @@ impl Report {
             without_checksum: v.without_checksum,
             beside_integrity: Vec::new(),
             not_covered: v.not_covered,
+            unsafe_globals: Vec::new(),
+            unknown_globals: Vec::new(),
+            not_scanned: Vec::new(),
             notes: Vec::new(),
         }
     }
@@ -114,10 +131,24 @@ impl Report {
         report
     }
 
-    /// `strict` does not accept what another program has saved.
+    /// With what the pickles name. A file that runs code is not safe, whatever else was found.
+    fn with_pickles(mut self, found: Pickles) -> Self {
+        self.unsafe_globals = found.of(Verdict::RunsCode);
+        self.unknown_globals = found.of(Verdict::Unknown);
+        self.not_scanned = found.not_scanned;
+        if !self.unsafe_globals.is_empty() {
+            self.status = "unsafe";
+        }
+        self
+    }
+
+    /// `strict` accepts neither what another program has saved nor pickles of which not everything is known.
     fn exit_code(&self, strict: bool) -> u8 {
+        let is_unknown = !self.unknown_globals.is_empty() || !self.not_scanned.is_empty();
         match self.status {
+            "unsafe" => DAMAGED,
             "changed" if strict => DAMAGED,
+            "sound" if strict && is_unknown => DAMAGED,
             "sound" | "changed" => OK,
             "damaged" => DAMAGED,
             "not a checkpoint" => NO_CHECKPOINT,
@@ -127,12 +158,27 @@ impl Report {
 }
 
 pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
-    let report = match look(program, args, io) {
+    let from = (&*args.dir, &args.reading);
+    let looked = look(program, args, io);
+    let report = match looked {
         Ok(Some(report)) => report,
         Ok(None) => return Ok(OK),
-        // JSON tells it itself; people get the error as of any command.
-        Err(e) if args.reading.json => Report::failed(args.quick, &e),
-        Err(e) => return Err(e),
+        // What does not open may still be loaded by another program.
+        Err(e) => {
+            let found = pickles::scan_place(program, from, None).unwrap_or_default();
+            let report = Report::failed(args.quick, &e).with_pickles(found);
+            // JSON tells it itself; people get the error as of any command.
+            match report.status {
+                "unsafe" => {
+                    if !args.reading.json {
+                        io.note(e.text());
+                    }
+                    report
+                }
+                _ if args.reading.json => report,
+                _ => return Err(e),
+            }
+        }
     };
     let code = report.exit_code(args.strict);
     printed(print(&report, args, io), code)
@@ -142,18 +188,21 @@ pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u
 fn look(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<Option<Report>> {
     let checkpoint = program.open(&args.dir, args.reading.options(), io)?;
     let (items, bytes, sample) = chosen(&checkpoint, args);
-    let cost = |reads: &Reads<'_>| reads.check(&items);
+    let cost = |reads: &Reads<'_>| reads.check(&items).and(reads.pickles());
     if cost::tell(&[(&checkpoint, &cost)], (args.dry_run, &args.reading), io)?.is_some() {
         return Ok(None);
     }
     let found = check(&checkpoint, &items, bytes, io)?;
     let beside = checkpoint.beside_integrity()?.into_iter();
-    Ok(Some(Report {
+    let from = (&*args.dir, &args.reading);
+    let pickles = pickles::scan_place(program, from, Some(&checkpoint))?;
+    let report = Report {
         sample,
         beside_integrity: beside.map(String::from).collect(),
         notes: json::warnings(&checkpoint),
         ..Report::of(args.quick, found)
-    }))
+    };
+    Ok(Some(report.with_pickles(pickles)))
 }
 
 /// What is read, how many bytes it has, and how it was chosen.
@@ -209,6 +258,10 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         }
     }
 
+    for global in &report.unsafe_globals {
+        writeln!(io.out, "{}  {}", styled(BAD, "unsafe"), global.line())?;
+    }
+    note_unknown(report, io)?;
     note_beside(&report.beside_integrity, io)?;
     let looked = match (&report.sample, args.quick) {
         (Some(sample), _) => sampled(sample, report),
@@ -251,6 +304,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             );
             writeln!(io.err, "hint: {hint}")?;
         }
+        "unsafe" => advise_unsafe(report, &looked, io)?,
         status => {
             io.out.flush()?;
             let hint = match status {
@@ -271,6 +325,19 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         writeln!(io.out, "not covered  {line}")?;
     }
     io.out.flush()?;
+    Ok(())
+}
+
+/// Says what to do with a file that would run code.
+fn advise_unsafe(report: &Report, looked: &str, io: &mut Io<'_>) -> Result<()> {
+    let n = units::some(report.unsafe_globals.len() as u64, "global");
+    io.out.flush()?;
+    writeln!(
+        io.err,
+        "{n} would run code if Python loaded them, and reshard did not; {looked}"
+    )?;
+    let hint = "don't load it with pickle, or with torch.load without weights_only; `convert` to safetensors leaves everything but the tensors behind";
+    writeln!(io.err, "hint: {hint}")?;
     Ok(())
 }
 
@@ -310,6 +377,25 @@ fn sampled(sample: &Sampled, report: &Report) -> String {
 
 /// So many files that `integrity.json` does not list are named; the rest is counted.
 const FEW: usize = 5;
+
+/// Names the globals that the table does not have, and the files that were not scanned.
+fn note_unknown(report: &Report, io: &mut Io<'_>) -> Result<()> {
+    let names: BTreeSet<&str> = report.unknown_globals.iter().map(|g| &*g.global).collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    if !names.is_empty() {
+        io.out.flush()?;
+        let (named, more) = few(&names, FEW);
+        let more = more.map_or_else(String::new, |more| format!(" and {more} more"));
+        let named = shown(&named.join(", ")).into_owned();
+        io.note(format!(
+            "pickles name globals that reshard neither knows nor imports: {named}{more}; `inspect --pickles` lists them, and `verify --strict` exits with 1"
+        ));
+    }
+    for line in &report.not_scanned {
+        io.note(format!("pickles not scanned: {line}"));
+    }
+    Ok(())
+}
 
 fn note_beside(files: &[String], io: &mut Io<'_>) -> Result<()> {
     if files.is_empty() {

@@ -36,6 +36,7 @@ mod framing;
 mod id;
 mod layout;
 mod read;
+mod salvage;
 mod unpack;
 
 pub use directory::{Directory, Method, Record, Tail};
@@ -43,6 +44,7 @@ pub use form::Form;
 pub use framing::{Framing, Unconfirmed};
 pub use layout::{ArchiveLayout, ArchiveOptions, Era, RECORDS, write_archive};
 pub use read::{Archive, ByteOrder, Verify, check_version};
+pub use salvage::scan_records;
 pub use unpack::{Inflate, unpack};
 
 /// Data of a record starts at a multiple of this many bytes from the start of the archive.

@@ -49,6 +49,9 @@ pub use entry::{LoadOptions, TorchSave, load, load_with, save, save_with};
 pub use error::{Error, Result};
 pub use legacy::{LegacyHead, LegacyStorage};
 pub use limits::{Budget, Limits};
-pub use outline::{Contents, Found, FoundDict, KeyType, Leaf, ObjectAt, Outline};
+pub use outline::{
+    Contents, Found, FoundDict, FoundModule, KeyType, Leaf, Modules, ObjectAt, Outline,
+    ScriptClasses,
+};
 pub use tensor::{Location, StorageRef, TensorRef};
 pub use value::{Encoded, EncodedTree, Part, PartDict, PartTree, Stored, encode, encode_tree};

@@ -1,6 +1,8 @@
 //! What a file holds, path by path, without reading an element.
 
+mod containers;
 mod flatten;
+mod modules;
 mod reach;
 mod unsaid;
 
@@ -10,7 +12,10 @@ use crate::{
     pickle::{Graph, Id, run},
     value::{Decoder, made},
 };
+pub use modules::{Modules, ScriptClasses};
+
 use bytes::Bytes;
+use containers::{Class, Made};
 use reshard_model::{Construct, Opaque, Path, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,12 +69,13 @@ pub struct Found {
     pub leaf: Leaf,
 }
 
-/// A dict of a file that a plain dict with texts as keys can't stand for.
+/// A container of a file that a plain dict with texts as keys, or a list, can't stand for.
 #[derive(Debug)]
 pub struct FoundDict {
     /// Its path; empty for the root.
     pub path: Path,
-    /// The class, if it is no plain dict: the object without its items and state.
+    /// The class, if it is no plain dict: the object without its items and state. That of a tuple, and of a root that is a list, is the
+    /// class itself ([`Construct::Global`]).
     pub class: Option<Box<Opaque>>,
     /// Its attributes, such as `_metadata` of what `Module.state_dict` returns. `None` for one that is not decoded, because it holds
     /// tensors or is too large.
@@ -112,16 +118,32 @@ impl KeyType {
 pub struct Contents {
     /// All leaves, in their order.
     pub leaves: Vec<Found>,
-    /// The dicts around them that have a class, a state, or keys that are no str.
+    /// The dicts around them that have a class, a state, or keys that are no str; the tuples, and the root if it is a list.
     pub dicts: Vec<FoundDict>,
+    /// The modules, whether they were opened or not.
+    pub modules: Vec<FoundModule>,
     /// The paths of dicts, lists and leaves that are the same object as an earlier one, with the path of that one.
     pub shared: Vec<(Path, Path)>,
     /// The paths of objects, and of dicts with attributes, whose values do not say everything; with what they don't say, in words.
     pub unsaid: Vec<(Path, String)>,
     /// The keys of all storages that the pickle names.
     pub storages: BTreeSet<Box<str>>,
-    /// Whether the root is a dict whose items the leaves are. If not, it is the only leaf, under a name that the file does not have.
-    pub has_root_dict: bool,
+    /// Whether the leaves are what the root contains. If not, the root is the only leaf, under a name that the file does not have.
+    pub opens: bool,
+}
+
+/// A pickled module of torch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FoundModule {
+    /// Its path; empty for a root that was opened.
+    pub path: Path,
+    /// The full name of its class.
+    pub class: Box<str>,
+    /// The number of tensors that its `state_dict()` would return.
+    pub tensors: usize,
+    /// Whether it, or a module in it, has hooks that may change what `state_dict()` returns. They are not called.
+    pub hooks: bool,
 }
 
 /// What a leaf is.
@@ -161,32 +183,49 @@ impl<'a> Outline<'a> {
     }
 
     /// All leaves, in their order, and the dicts around them. Containers are taken apart as PyTorch's `flatten_state_dict` does since 2.4:
-    /// every dict is, and a list that holds a tensor or a dict, directly or in inner lists. A file whose root is a tensor has one leaf,
-    /// `tensor`; the leaf of a root that is neither is `object`.
+    /// every dict is, and a list that holds a tensor or a dict, directly or in inner lists. Beyond that, an object of an unknown class in
+    /// which the pickle sets items is taken apart if there is a tensor in it. So is a root that is a list or a tuple, with the tuples in it:
+    /// PyTorch has no rule for these, and keeps a tuple below a dict as one object. A file whose root
+    /// is a tensor has one leaf, `tensor`; the leaf of a root that is neither is `object`.
     ///
     /// # Errors
     /// [`Error::Limit`] for more leaves or longer names than the limits allow: a small pickle may refer to one dict very often.
     /// [`Error::Unsupported`] if two leaves have one name, or something contains itself.
     pub fn contents(&self, order: ByteOrder) -> Result<Contents> {
-        let (mut contents, around) = flatten::contents(&self.graph, self.root, self.limits)?;
+        self.contents_with(order, &Modules::default())
+    }
+
+    /// The same, with modules as asked for. A module that is opened contributes the leaves that its `state_dict()` would return, each as one
+    /// step of a path with dots.
+    ///
+    /// # Errors
+    /// As [`contents`](Self::contents); [`Error::Unsupported`] for a module that contains itself.
+    pub fn contents_with(&self, order: ByteOrder, modules: &Modules) -> Result<Contents> {
+        let how = (self.limits, modules);
+        let (mut contents, around) = flatten::contents(&self.graph, self.root, how)?;
         let objects: Vec<ObjectAt> = around.iter().flat_map(flatten::Around::objects).collect();
         let values = self.values_without_storages(&objects, order);
-        let value = |at: &ObjectAt| values.get(at).cloned();
-        let dicts = around.into_iter().map(|dict| FoundDict {
-            class: dict.class.map(|(module, name)| {
-                let args: Option<Vec<Value>> = dict.args.iter().map(value).collect();
-                let construct = Construct::Reduce(args.unwrap_or_default());
-                Box::new(made(module, name, construct))
-            }),
-            path: dict.path,
-            state: dict
-                .state
-                .into_iter()
-                .map(|(name, at)| (name, value(&at)))
-                .collect(),
-            keys: dict.keys,
-        });
-        contents.dicts = dicts.collect();
+        let mut all_unsaid: BTreeMap<Path, String> = contents.unsaid.into_iter().collect();
+        for dict in around {
+            let class = dict.class.map(|class| {
+                let (made, unsaid) = empty_of(class, &values);
+                if let Some(unsaid) = unsaid {
+                    let of = all_unsaid.entry(dict.path.clone()).or_default();
+                    of.push_str(if of.is_empty() { "" } else { ", " });
+                    of.push_str(unsaid);
+                }
+                Box::new(made)
+            });
+            let state = dict.state.into_iter();
+            let state = state.map(|(name, at)| (name, values.get(&at).cloned()));
+            contents.dicts.push(FoundDict {
+                class,
+                path: dict.path,
+                state: state.collect(),
+                keys: dict.keys,
+            });
+        }
+        contents.unsaid = all_unsaid.into_iter().collect();
         contents.storages = reach::keys(&self.graph);
         Ok(contents)
     }
@@ -258,4 +297,32 @@ impl<'a> Outline<'a> {
             .map(|object| decoder.root(object.0))
             .collect()
     }
+}
+
+/// An empty object of the class of a container, and what it doesn't say of the class, in words.
+fn empty_of(
+    class: Class<'_>,
+    values: &BTreeMap<ObjectAt, Value>,
+) -> (Opaque, Option<&'static str>) {
+    let args = class
+        .args
+        .iter()
+        .map(|arg| values.get(&ObjectAt(*arg)).cloned());
+    let args: Option<Vec<Value>> = args.collect();
+    let unsaid = match (&args, class.made) {
+        (None, _) => Some("arguments of its class that hold tensors"),
+        (_, Made::CallWithItems) => Some("that its class gets the items as an argument"),
+        _ => None,
+    };
+    let mut args = args.unwrap_or_default();
+    let construct = match class.made {
+        Made::Sequence => Construct::Global,
+        Made::New => Construct::NewObj(args),
+        Made::Reconstructed => {
+            args.push(Value::Dict(Vec::new()));
+            Construct::Reduce(args)
+        }
+        Made::Known | Made::Call | Made::CallWithItems => Construct::Reduce(args),
+    };
+    (made(class.module, class.name, construct), unsaid)
 }

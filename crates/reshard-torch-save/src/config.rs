@@ -30,10 +30,28 @@ impl TorchSaveConfig {
     }
 }
 
-/// Settings of the load strategy `("torch_save", 1)`. There are none yet.
+/// Settings of the load strategy `("torch_save", 1)`.
+///
+/// ```
+/// use reshard_torch_save::TorchSaveLoadConfig;
+/// let config = TorchSaveLoadConfig::default().with_open_modules(true);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
-pub struct TorchSaveLoadConfig {}
+pub struct TorchSaveLoadConfig {
+    /// Whether to read the tensors of pickled modules and of TorchScript under the names that `state_dict()` gives them. Nothing is executed.
+    /// By default a pickled module is one object, and TorchScript is refused.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub open_modules: bool,
+}
+
+impl TorchSaveLoadConfig {
+    /// Sets whether modules are opened.
+    #[must_use]
+    pub fn with_open_modules(self, open_modules: bool) -> Self {
+        Self { open_modules }
+    }
+}
 
 register_format!(NAME, 1, save: TorchSaveConfig, load: TorchSaveLoadConfig);

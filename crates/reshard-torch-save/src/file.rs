@@ -4,12 +4,16 @@ mod legacy;
 mod window;
 mod zip;
 
-use crate::error::{lost, not_understood, unreadable};
+use crate::{
+    error::{lost, not_understood, unreadable},
+    modules::module_in_words,
+};
 use bytes::Bytes;
 use reshard_storage::{Name, Store};
-use reshard_strategy::{Foreign, ReadLimits, Result, StrategyError, torch::parsing};
+use reshard_strategy::{Foreign, OpenCx, ReadLimits, Result, StrategyError, torch::parsing};
 use reshard_torch_format::{
-    Error as FormatError, LegacyHead, Outline, Result as FormatResult, StorageRef, TensorRef,
+    Contents, Error as FormatError, LegacyHead, Modules, Outline, Result as FormatResult,
+    StorageRef, TensorRef,
     archive::{ByteOrder, Method, RECORDS, Record},
 };
 use std::{collections::BTreeSet, ops::Range, sync::Arc};
@@ -25,6 +29,8 @@ pub(crate) struct TorchFile {
     /// The pickle of the object.
     pub(crate) pickle: Bytes,
     pub(crate) container: Container,
+    /// How its modules are read.
+    pub(crate) modules: Modules,
 }
 
 /// In what the pickle and the storages lie.
@@ -50,16 +56,19 @@ const LEGACY: u64 = 1 << 20;
 impl TorchFile {
     /// Reads the description of a file. No storage is read.
     pub(crate) async fn open(
-        store: &Arc<dyn Store>,
+        cx: &OpenCx,
         name: Name,
         bytes: u64,
-        limits: &ReadLimits,
+        open_modules: bool,
     ) -> Result<Self> {
+        let (store, limits) = (&cx.store, &cx.limits);
+        let mut modules = Modules::default().with_open(open_modules);
         let (first, tail) = ends(store, &name, bytes).await?;
         let read = first.len();
         let (pickle, container) = if first.starts_with(b"PK\x03\x04") {
-            let (pickle, zip) = zip::open(store, &name, bytes, (first, tail), limits).await?;
-            (pickle, Container::Zip(zip))
+            let opened = zip::open(store, &name, bytes, (first, tail), limits).await?;
+            modules.script = opened.script;
+            (opened.pickle, Container::Zip(opened.zip))
         } else if LegacyHead::is_legacy(&first) {
             legacy::open(store, &name, bytes, first, limits).await?
         } else if first.get(257..262) == Some(b"ustar") {
@@ -88,11 +97,38 @@ impl TorchFile {
             let url = store.url();
             return Err(StrategyError::NotACheckpoint { url, why });
         };
-        Ok(Self {
+        let file = Self {
             name,
             bytes,
             pickle: freed(pickle, read),
             container,
+            modules,
+        };
+        match file.modules.script.is_some() && !open_modules {
+            true => Err(file.closed_script(limits)),
+            false => Ok(file),
+        }
+    }
+
+    /// The error for TorchScript that is not opened. It says what the module contains, if that can be read.
+    fn closed_script(&self, limits: &ReadLimits) -> StrategyError {
+        let contents = self.contents(limits).ok();
+        let module = contents.and_then(|contents| contents.modules.into_iter().next());
+        let what = module.map_or_else(String::new, |module| {
+            format!(": {}", module_in_words(&module))
+        });
+        let what = format!(
+            "reading {} (TorchScript, as torch.jit.save writes it{what}; {})",
+            self.name,
+            zip::OPEN_SCRIPT
+        );
+        not_understood(what)
+    }
+
+    /// Everything that the pickle contains.
+    pub(crate) fn contents(&self, limits: &ReadLimits) -> Result<Contents> {
+        self.outline(limits, |outline| {
+            outline.contents_with(self.order(), &self.modules)
         })
     }
 

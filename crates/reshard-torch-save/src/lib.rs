@@ -24,6 +24,7 @@ mod dicts;
 mod error;
 mod file;
 mod index;
+mod modules;
 mod names;
 mod open;
 mod overhead;

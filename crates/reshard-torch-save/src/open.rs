@@ -56,11 +56,14 @@ impl LoadFormat for TorchSaveLoadConfig {
                 let weights = Name::new(WEIGHTS)?;
                 let is_read = index.files.contains_key(&weights);
                 let rival = !is_read && cx.store.exists(&weights).await?;
-                folder(cx, index).await?.with_rival(rival)
+                folder(cx, index, self.open_modules)
+                    .await?
+                    .with_rival(rival)
             }
             None => {
                 let file = only_file(&cx.store).await?;
-                let opened = TorchFile::open(&cx.store, file.name, file.bytes, &cx.limits).await?;
+                let open = self.open_modules;
+                let opened = TorchFile::open(cx, file.name, file.bytes, open).await?;
                 let table = Table::of(&opened, &cx.limits)?;
                 TorchSaveReader::new(cx, vec![Some(opened)], table, false)
             }
@@ -89,7 +92,7 @@ async fn only_file(store: &Arc<dyn Store>) -> Result<Entry> {
 }
 
 /// All files of an index. What is wrong with one of them does not hide the others.
-async fn folder(cx: &OpenCx, index: Parsed) -> Result<TorchSaveReader> {
+async fn folder(cx: &OpenCx, index: Parsed, open_modules: bool) -> Result<TorchSaveReader> {
     let names = index.files.keys().cloned().collect();
     let lengths = cx.store.lengths(names).await?.into_iter();
     let lengths: BTreeMap<Name, u64> = lengths.map(|file| (file.name, file.bytes)).collect();
@@ -98,7 +101,7 @@ async fn folder(cx: &OpenCx, index: Parsed) -> Result<TorchSaveReader> {
         .keys()
         .map(|name| (name.clone(), lengths.get(name).copied()));
     let named: Vec<(Name, Option<u64>)> = named.collect();
-    let opened = stream::iter(named).map(|(name, bytes)| one_of(cx, name, bytes));
+    let opened = stream::iter(named).map(|(name, bytes)| one_of(cx, name, bytes, open_modules));
     let opened = opened.buffered(at_once(cx));
     let files: Vec<std::result::Result<TorchFile, Refused>> = opened.try_collect().await?;
     let table = Table::indexed(&files, index, &cx.limits)?;
@@ -120,12 +123,13 @@ async fn one_of(
     cx: &OpenCx,
     name: Name,
     bytes: Option<u64>,
+    open_modules: bool,
 ) -> Result<std::result::Result<TorchFile, Refused>> {
     let Some(bytes) = bytes else {
         let what = format!("{INDEX} names this file, but it is not there");
         return Ok(Err(Refused::damaged(what).in_file(name)));
     };
-    match TorchFile::open(&cx.store, name.clone(), bytes, &cx.limits).await {
+    match TorchFile::open(cx, name.clone(), bytes, open_modules).await {
         Err(e) if e.kind() == ErrorKind::Unavailable => Err(e),
         opened => Ok(opened.map_err(|e| refused_file(&e, name.as_str()))),
     }

@@ -10,7 +10,7 @@ use crate::{
 use reshard_model::{Path, PathOfKey, Region};
 use reshard_plan::{Annotations, Metadata, MetadataBuilder, PlannerData, TensorProperties};
 use reshard_strategy::{REPEATED, ReadLimits, Refused, Result, repeats};
-use reshard_torch_format::{Contents, Found, Leaf, ObjectAt, TensorRef};
+use reshard_torch_format::{Contents, Found, FoundModule, Leaf, ObjectAt, TensorRef};
 use std::collections::BTreeMap;
 
 /// A leaf, and the number of its file.
@@ -27,6 +27,8 @@ pub(crate) struct Table {
     pub(crate) refused: BTreeMap<Box<str>, Refused>,
     /// Tensors in which very many elements share few bytes, with the bytes of both; empty if they are together not too many.
     pub(crate) repeats: BTreeMap<Box<str>, (u64, u64)>,
+    /// The modules of the files.
+    pub(crate) modules: Vec<At<FoundModule>>,
     /// Leaves that the index does not name, with their files.
     pub(crate) unnamed: Vec<(Box<str>, String)>,
 }
@@ -44,8 +46,8 @@ impl Table {
     /// Of one file.
     pub(crate) fn of(file: &TorchFile, limits: &ReadLimits) -> Result<Self> {
         let mut tables = TableBuilder::default();
-        let contents = file.outline(limits, |outline| outline.contents(file.order()))?;
-        if let ([only], false) = (&*contents.leaves, contents.has_root_dict) {
+        let contents = file.contents(limits)?;
+        if let ([only], false) = (&*contents.leaves, contents.opens) {
             tables.dicts.add_lone(0, &only.path.to_string());
         }
         for found in tables.describe(0, file, contents) {
@@ -67,7 +69,7 @@ impl Table {
         let names: Vec<String> = index.files.keys().map(ToString::to_string).collect();
         for ((n, opened), (name, keys)) in (0..).zip(files).zip(index.files) {
             let leaves = opened.as_ref().map_err(Clone::clone).and_then(|file| {
-                let contents = file.outline(limits, |outline| outline.contents(file.order()));
+                let contents = file.contents(limits);
                 let contents = contents.map_err(|e| refused_file(&e, name.as_str()))?;
                 Ok((file, tables.describe(n, file, contents)))
             });
@@ -119,6 +121,28 @@ impl TableBuilder {
         self.dicts.add_shared(n, contents.shared);
         self.dicts.add_unsaid(n, contents.unsaid);
         self.dicts.add_records(n, records);
+        if file.modules.open {
+            // A copy is a dict of its tensors.
+            let noted = contents.modules.iter().map(|module| {
+                let hooks = match module.hooks {
+                    true => ", whose hooks may change what state_dict() returns",
+                    false => "",
+                };
+                (
+                    module.path.clone(),
+                    format!("a module of class {}{hooks}", module.class),
+                )
+            });
+            self.dicts.add_unsaid(n, noted.collect());
+        }
+        let modules = contents.modules.into_iter().map(|mut module| {
+            // The name of a lone object is not in the file.
+            if !contents.opens {
+                module.path = Path::default();
+            }
+            (n, module)
+        });
+        self.table.modules.extend(modules);
         contents.leaves
     }
 

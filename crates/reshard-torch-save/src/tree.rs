@@ -2,7 +2,7 @@
 
 use crate::told::{At, LeafPlan, What};
 use indexmap::IndexMap;
-use reshard_model::{Opaque, Path, Step, Value};
+use reshard_model::{Construct, Opaque, Path, Step, Value};
 use reshard_strategy::{Result, StrategyError};
 use reshard_torch_format::{Part, PartDict, PartTree, TensorRef};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,17 +12,22 @@ const DEPTH: usize = 400;
 /// So many `None`s may fill the holes of lists, in all.
 const PADDING: u64 = 1 << 20;
 
-/// The dict of a file. Readers take the text of a path in it for a key, so it has the keys of the leaves, each once. `classes` has the
-/// objects of dicts that are no plain ones, by path.
+/// The dict of a file, or the list or tuple that `classes` has for the root. Readers take the text of a path in it for a key, so it has the
+/// keys of the leaves, each once. `classes` has the objects of dicts that are no plain ones, and the classes of tuples, by path.
 pub(crate) fn tree_of(
     leaves: Vec<(&LeafPlan, Part)>,
     empty: &[Path],
     (is_flat, classes): (bool, BTreeMap<Path, Box<Opaque>>),
 ) -> PartTree {
     let plans: Vec<&LeafPlan> = leaves.iter().map(|(plan, _)| *plan).collect();
-    let nested = (!is_flat).then(|| grown(&plans, empty, false)).flatten();
+    let root = match classes.get(&Path::default()) {
+        Some(class) if is_sequence(class) => Node::List(BTreeMap::new()),
+        _ => Node::Dict(IndexMap::new()),
+    };
+    let grow = |root, empty: &[Path], is_flat| grown(&plans, empty, Grown::new(root, is_flat));
+    let nested = (!is_flat).then(|| grow(root, empty, false)).flatten();
     // A key that is no path may be in the way of a dict. Keys differ, so all fit beside each other.
-    let root = nested.or_else(|| grown(&plans, &[], true));
+    let root = nested.or_else(|| grow(Node::Dict(IndexMap::new()), &[], true));
     let mut finish = Finish {
         classes,
         parts: leaves.into_iter().map(|(_, part)| Some(part)).collect(),
@@ -31,9 +36,13 @@ pub(crate) fn tree_of(
     finish.node(root.unwrap_or_else(|| Node::Dict(IndexMap::new())))
 }
 
-/// The numbers of the leaves in a dict, with nothing in the holes of lists. `None` if two of its paths would have the same text.
-fn grown(plans: &[&LeafPlan], empty: &[Path], is_flat: bool) -> Option<Node> {
-    let mut grown = Grown::new(is_flat);
+/// Whether the class of a container is that of lists or tuples.
+fn is_sequence(class: &Opaque) -> bool {
+    class.construct == Construct::Global
+}
+
+/// The numbers of the leaves in a root, with nothing in the holes of lists. `None` if two of its paths would have the same text.
+fn grown(plans: &[&LeafPlan], empty: &[Path], mut grown: Grown) -> Option<Node> {
     for (number, leaf) in plans.iter().enumerate() {
         grown.add(leaf, number)?;
     }
@@ -77,7 +86,7 @@ enum Node {
     Leaf(usize),
 }
 
-/// A dict that grows.
+/// A root that grows.
 struct Grown {
     root: Node,
     /// Whether each leaf is stored under its key, with its dots.
@@ -86,9 +95,9 @@ struct Grown {
 }
 
 impl Grown {
-    fn new(is_flat: bool) -> Self {
+    fn new(root: Node, is_flat: bool) -> Self {
         Self {
-            root: Node::Dict(IndexMap::new()),
+            root,
             is_flat,
             padding: PADDING,
         }
@@ -201,6 +210,7 @@ impl Finish {
             }
             Node::Dict(d) => {
                 let class = self.classes.remove(&self.path);
+                let class = class.filter(|class| !is_sequence(class));
                 let pairs = d.into_iter().map(|(at, node)| {
                     let tree = self.below(step(&at), node);
                     (key(at), tree)
@@ -209,6 +219,7 @@ impl Finish {
                 PartTree::Dict(PartDict { class, pairs })
             }
             Node::List(v) => {
+                let class = self.classes.remove(&self.path);
                 let mut out = Vec::new();
                 for (i, node) in v {
                     while (out.len() as u64) < i {
@@ -216,7 +227,12 @@ impl Finish {
                     }
                     out.push(self.below(Step::Index(i), node));
                 }
-                PartTree::List(out)
+                match class {
+                    Some(class) if is_sequence(&class) && &*class.name == "tuple" => {
+                        PartTree::Tuple(out)
+                    }
+                    _ => PartTree::List(out),
+                }
             }
         }
     }

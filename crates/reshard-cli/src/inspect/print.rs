@@ -137,7 +137,7 @@ fn noun(kind: AnnotationKind) -> (&'static str, &'static str) {
     match kind {
         AnnotationKind::Attribute | AnnotationKind::DimensionNames => ("attribute", ""),
         AnnotationKind::KeyType => ("key", " that are no text"),
-        AnnotationKind::ContainerType => ("dict", " with a class"),
+        AnnotationKind::ContainerType => ("container", " with a class"),
         AnnotationKind::TensorClass => ("tensor", " with a class"),
         AnnotationKind::PythonState => ("item", " of which Python knows more"),
         AnnotationKind::SameObject => ("object", " at two places"),

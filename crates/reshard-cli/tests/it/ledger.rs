@@ -312,6 +312,100 @@ fn ordered_dicts_of_python_2_are_dicts() {
 }
 
 #[test]
+fn containers_with_tensors_keep_their_classes_in_a_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, keys, classes) in [
+        ("rootlist.pt", "0\n1\n", &["list"][..]),
+        (
+            "roottuple.pt",
+            "0\n1.a\n1.b.0\n1.b.1\n",
+            &["tuple", "tuple"],
+        ),
+        (
+            "unknown_dict.pt",
+            "cfg.n\ncfg.w\nout.logits\nout.loss\n",
+            &["Config", "Output"],
+        ),
+    ] {
+        let (src, dst) = (fixture(name), dir.path().join(name).display().to_string());
+        assert_eq!(run(&["ls", &src]).ok(), keys, "{name}");
+        run(&["convert", &src, &dst]).ok();
+        let stated = stated(&dst);
+        let stated = stated.as_array().unwrap().iter();
+        let mut found = stated.filter(|entry| entry["kind"] == "container_type");
+        for class in classes {
+            let found = found.next().unwrap().to_string();
+            assert!(found.contains(class), "{name}: {found}");
+        }
+        // Another format has no place for them, and says so.
+        let other = dir.path().join(name).with_extension("safetensors");
+        let other = other.display().to_string();
+        let said = run(&["convert", &src, &other, "--lossless", "--drop-objects"]);
+        assert!(
+            said.code == 2 && said.err.contains("has no place for types of dicts"),
+            "{}",
+            said.err
+        );
+    }
+    // A copy is made without the arguments of the class.
+    let (src, dst) = (
+        fixture("unknown_dict.pt"),
+        dir.path().join("o.pt").display().to_string(),
+    );
+    let said = run(&["convert", &src, &dst, "--lossless"]);
+    assert!(
+        said.err
+            .contains("arguments of its class that hold tensors"),
+        "{}",
+        said.err
+    );
+}
+
+/// What `state_dict()` of a module returns is what is read of its file.
+#[test]
+fn modules_open_under_the_names_of_their_state_dict() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = fs::read(fixture("modules.json")).unwrap();
+    let said: Json = serde_json::from_slice(&said).unwrap();
+    for (name, want) in said.as_object().unwrap() {
+        let src = fixture(name);
+        let found = run(&["digest", &src, "--json", "--open-modules"]).json();
+        let found = found["tensors"].as_object().unwrap();
+        let found = found
+            .iter()
+            .map(|(key, tensor)| (key.clone(), tensor["sha256"].clone()));
+        assert_eq!(&Json::Object(found.collect()), want, "{name}");
+
+        // Without the option a module is an object, or nothing is read; and both name the option.
+        let closed = run(&["inspect", &src]);
+        let is_script = matches!(&**name, "script.pt" | "trace.pt");
+        let all = format!("{}{}", closed.out, closed.err);
+        assert_eq!(closed.code, if is_script { 2 } else { 0 }, "{all}");
+        let count = want.as_object().unwrap().len();
+        let class = if is_script {
+            "__torch__."
+        } else {
+            "stranger.Net"
+        };
+        let words = format!("with {count} tensors");
+        for text in ["a pickled module of class", class, &words, "--open-modules"] {
+            assert!(all.contains(text), "{name}: {all}");
+        }
+
+        // A copy is a flat dict of the tensors, and what became of the module is in the ledger.
+        let dst = dir.path().join(name).display().to_string();
+        let report = run(&["convert", &src, &dst, "--open-modules", "--json"]).json();
+        assert_eq!(report["tensors"], count, "{report}");
+        assert!(
+            report["ledger"]
+                .to_string()
+                .contains("has no place for a module of class")
+        );
+        run(&["diff", &src, &dst, "--open-modules"]).ok();
+    }
+}
+
+#[test]
 fn texts_of_safetensors_are_in_every_file_of_the_copy() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
@@ -528,7 +622,7 @@ fn inspect_counts_and_lists_what_is_stated() {
                 "ss_network_dim            metadata  4",
             ],
         ),
-        ("python2.pt", &["metadata    1 dict with a class"]),
+        ("python2.pt", &["metadata    1 container with a class"]),
     ] {
         let shown = run(&["inspect", &fixture(name)]).ok();
         for text in texts {

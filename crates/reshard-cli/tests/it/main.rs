@@ -28,6 +28,7 @@ mod mapping;
 mod memory;
 mod optimizer;
 mod parts;
+mod pickles;
 mod places;
 mod prune;
 mod ranks;

@@ -1,6 +1,7 @@
 //! Names of the Python classes of a `.metadata` file.
 
 use reshard_model::DType;
+use reshard_torch_format::pickle::{Verdict, verdict};
 
 pub(crate) const MD: &str = "torch.distributed.checkpoint.metadata";
 pub(crate) const SH: &str = "torch.distributed._shard.sharded_tensor.metadata";
@@ -36,6 +37,10 @@ pub(crate) enum Class {
 
 impl Class {
     pub(crate) fn of(module: &str, name: &str) -> Self {
+        // Nothing is interpreted that the table of globals does not allow.
+        if verdict(module, name) != Verdict::Allowed {
+            return Self::Other;
+        }
         match (module, name) {
             (MD, "Metadata") => Self::Metadata,
             (MCORE, "MCoreMetadata") => Self::MCoreMetadata,

@@ -1,31 +1,28 @@
 //! PyTorch's rules of flattening, on the graph of a pickle.
 
 use super::{
-    Contents, Found, KeyType, Leaf, ObjectAt,
+    Contents, Found, FoundModule, KeyType, Leaf, ObjectAt,
+    containers::{Class, Mapping, is_name, is_tensor, name, nth_value},
+    modules::{Module, Modules, Parts},
     unsaid::{Survey, Unsaid, can_change, in_words},
 };
 use crate::{
     Budget, Limits, Result,
-    pickle::{Graph, How, Id, Node},
+    pickle::{Graph, Id, Node},
     tensor::{Wrapped, tensor_of},
 };
 use reshard_model::{Path, Step};
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
-};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 /// The name of the only leaf of a file that is one tensor, or one object.
 const TENSOR: &str = "tensor";
 const OBJECT: &str = "object";
 
-/// A dict that a plain dict with texts as keys can't stand for.
+/// A dict that a plain dict with texts as keys can't stand for, a tuple, or a root that is a list.
 pub(super) struct Around<'g> {
     pub(super) path: Path,
-    /// Module and name of its class, if it is no plain dict.
-    pub(super) class: Option<(&'g str, &'g str)>,
-    /// The arguments of the class.
-    pub(super) args: Vec<ObjectAt>,
+    /// Its class, if it is no plain dict.
+    pub(super) class: Option<Class<'g>>,
     /// Its attributes.
     pub(super) state: Vec<(Box<str>, ObjectAt)>,
     pub(super) keys: Vec<(Box<str>, KeyType)>,
@@ -34,8 +31,9 @@ pub(super) struct Around<'g> {
 impl Around<'_> {
     /// The arguments and attributes.
     pub(super) fn objects(&self) -> impl Iterator<Item = ObjectAt> {
-        let state = self.state.iter().map(|(_, at)| at);
-        self.args.iter().chain(state).copied()
+        let args = self.class.map_or(&[][..], |class| class.args);
+        let state = self.state.iter().map(|(_, at)| *at);
+        args.iter().map(|arg| ObjectAt(*arg)).chain(state)
     }
 }
 
@@ -43,13 +41,17 @@ impl Around<'_> {
 pub(super) fn contents<'g>(
     graph: &'g Graph<'_>,
     root: Id,
-    limits: &'g Limits,
+    (limits, modules): (&'g Limits, &'g Modules),
 ) -> Result<(Contents, Vec<Around<'g>>)> {
     let mut walk = Walk {
         graph,
         limits,
+        modules,
+        known: BTreeMap::new(),
         budget: graph.budget().clone(),
         open: BTreeMap::new(),
+        holding: BTreeMap::new(),
+        tuples: matches!(graph.node(root), Node::List(_) | Node::Tuple(_)),
         odd: BTreeMap::new(),
         path: Vec::new(),
         named: 0,
@@ -58,17 +60,26 @@ pub(super) fn contents<'g>(
         first: BTreeMap::new(),
         leaves: BTreeMap::new(),
     };
-    let pairs = walk.named(root);
-    walk.out.has_root_dict = pairs.is_some();
-    match pairs {
-        Some(pairs) => walk.dict(root, &pairs)?,
-        None => {
+    walk.out.opens = true;
+    match (walk.named(root)?, graph.node(root)) {
+        (Some(dict), _) => walk.dict(root, &dict)?,
+        (None, Node::List(items)) if walk.holds(root)? => {
+            walk.note_around(root, Some(Class::LIST), Vec::new(), Vec::new())?;
+            walk.list(root, items)?;
+        }
+        (None, Node::Tuple(items)) if walk.holds(root)? => walk.tuple(root, items)?,
+        (None, Node::Call(_)) if modules.open && walk.module(root)?.is_some() => walk.take(root)?,
+        (None, _) => {
+            walk.out.opens = false;
             let name = match is_tensor(graph, root) {
                 true => TENSOR,
                 false => OBJECT,
             };
             walk.path.push(name.into());
-            walk.leaf(root)?;
+            match walk.module(root)? {
+                Some(module) => walk.found_module(root, &module)?,
+                None => walk.leaf(root)?,
+            }
         }
     }
     different(graph, root, &walk.out.leaves)?;
@@ -93,13 +104,24 @@ fn different(graph: &Graph<'_>, root: Id, all: &[Found]) -> Result<()> {
     Ok(())
 }
 
+/// Called with the name of a part of a module and the part, or with `None` and whether the module has hooks.
+type EachPart<'f, 'g, 'a> =
+    &'f mut dyn FnMut(&mut Walk<'g, 'a>, &str, Option<Id>, bool) -> Result<()>;
+
 struct Walk<'g, 'a> {
     graph: &'g Graph<'a>,
     limits: &'g Limits,
+    modules: &'g Modules,
+    /// The objects that were looked at, and which modules they are.
+    known: BTreeMap<Id, Option<Module<'g>>>,
     budget: Budget,
     /// Whether a list is taken apart; `None` while that is being found out.
     open: BTreeMap<Id, Option<bool>>,
-    /// Whether a dict has keys that can't be steps of a path.
+    /// Whether there is a tensor somewhere in a container; `None` while that is being found out.
+    holding: BTreeMap<Id, Option<bool>>,
+    /// Whether tuples are taken apart: below a root that is no dict, for which PyTorch has no rule.
+    tuples: bool,
+    /// Whether a dict is one object: it has keys that can't be steps of a path, or it is of an unknown class and has no tensors.
     odd: BTreeMap<Id, bool>,
     path: Vec<Step>,
     /// Bytes of all names so far.
@@ -112,7 +134,7 @@ struct Walk<'g, 'a> {
     leaves: BTreeMap<Id, usize>,
 }
 
-impl<'g> Walk<'g, '_> {
+impl<'g, 'a> Walk<'g, 'a> {
     fn draw(&mut self, id: Id, bytes: u64) -> Result<()> {
         self.graph.draw(id, bytes, &mut self.budget)
     }
@@ -128,15 +150,119 @@ impl<'g> Walk<'g, '_> {
     }
 
     fn take(&mut self, id: Id) -> Result<()> {
-        if let Some(pairs) = self.named(id)
-            && !pairs.is_empty()
+        if let Some(dict) = self.named(id)?
+            && !dict.pairs.is_empty()
         {
-            return self.dict(id, &pairs);
+            return self.dict(id, &dict);
         }
         match self.graph.node(id) {
             Node::List(items) if self.opens(id)? => self.list(id, items),
+            Node::Tuple(items) if self.tuples && self.holds(id)? => self.tuple(id, items),
+            Node::Call(_) => match self.module(id)? {
+                Some(module) => self.found_module(id, &module),
+                None => self.leaf(id),
+            },
             _ => self.leaf(id),
         }
+    }
+
+    /// The module that a node is, if it is one. Each node is looked at once.
+    fn module(&mut self, id: Id) -> Result<Option<Module<'g>>> {
+        if let Some(known) = self.known.get(&id) {
+            return Ok(*known);
+        }
+        self.draw(id, 4 * size_of::<(Id, Option<Module<'_>>)>() as u64)?;
+        let module = Module::of(self.graph, id, self.modules);
+        self.known.insert(id, module);
+        Ok(module)
+    }
+
+    /// Takes a module apart, if modules are opened, and notes how many tensors it has.
+    fn found_module(&mut self, id: Id, module: &Module<'g>) -> Result<()> {
+        let (steps, text) = self.path_takes();
+        let (name, open) = (module.class, self.modules.open);
+        let class = format!("{}.{}", name.0, name.1);
+        self.draw(id, (2 * (steps + text + class.len()) + 256) as u64)?;
+        let path = self.place();
+        if open {
+            self.note_place(id)?;
+        }
+        let mut all = Vec::new();
+        let mut hooks = false;
+        self.parts_of(
+            id,
+            module,
+            (&mut String::new(), &mut Vec::new()),
+            &mut |walk, name, value, hooked| {
+                hooks |= hooked;
+                if let Some(value) = value {
+                    walk.draw(value, (size_of::<(Box<str>, Id)>() + name.len()) as u64)?;
+                    all.push((Box::<str>::from(name), value));
+                }
+                Ok(())
+            },
+        )?;
+        let is_tensor = |(_, value): &&(Box<str>, Id)| is_tensor(self.graph, *value);
+        let tensors = all.iter().filter(is_tensor).count();
+        match open {
+            true => {
+                for (name, value) in all {
+                    self.path.push(Step::Key(name));
+                    self.leaf(value)?;
+                    self.path.pop();
+                }
+            }
+            false => self.leaf(id)?,
+        }
+        self.out.modules.push(FoundModule {
+            path,
+            class: class.into(),
+            tensors,
+            hooks,
+        });
+        Ok(())
+    }
+
+    /// Calls `f` for everything that `state_dict()` of a module would return, with its name.
+    fn parts_of(
+        &mut self,
+        id: Id,
+        module: &Module<'g>,
+        (prefix, above): (&mut String, &mut Vec<Id>),
+        f: EachPart<'_, 'g, 'a>,
+    ) -> Result<()> {
+        if above.contains(&id) {
+            return Err(self.graph.unsupported(id, "a module that contains itself"));
+        }
+        if above.len() as u64 >= u64::from(self.limits.depth) {
+            let depth = self.limits.depth.into();
+            return Err(self.graph.beyond(id, "levels of nesting", depth));
+        }
+        let parts = module.parts(self.graph, self.modules.script.as_ref());
+        let Some(parts) = parts else {
+            let what = "a module in which the name of a part is no text";
+            return Err(self.graph.unsupported(id, what));
+        };
+        // A module is looked at each time that it is named, so each time takes something.
+        let takes = (parts.len() + 1) as u64 * 64 + prefix.len() as u64;
+        self.draw(id, takes)?;
+        let hooks = matches!(module.parts, Parts::Dicts { hooks: true, .. });
+        f(self, prefix, None, hooks)?;
+        above.push(id);
+        let own = prefix.len();
+        for part in parts {
+            prefix.push_str(part.name);
+            match self.module(part.value)?.filter(|_| part.is_module) {
+                Some(module) => {
+                    prefix.push('.');
+                    self.parts_of(part.value, &module, (prefix, above), f)?;
+                }
+                None => f(self, prefix, Some(part.value), false)?,
+            }
+            prefix.truncate(own);
+        }
+        above.pop();
+        Ok(())
     }
 
     fn deeper(&self, id: Id) -> Result<()> {
@@ -149,7 +275,8 @@ impl<'g> Walk<'g, '_> {
     }
 
     /// A key that is set twice keeps its place and takes the last value, as in Python.
-    fn dict(&mut self, id: Id, pairs: &[(Id, Id)]) -> Result<()> {
+    fn dict(&mut self, id: Id, dict: &Mapping<'g>) -> Result<()> {
+        let pairs = &*dict.pairs;
         self.deeper(id)?;
         self.note_place(id)?;
         let pair = size_of::<(Box<str>, Id)>() as u64 * 2;
@@ -172,7 +299,7 @@ impl<'g> Walk<'g, '_> {
                 None => drop(items.insert(name, (key, value))),
             }
         }
-        self.note_dict(id, &items)?;
+        self.note_dict(id, dict.class, &items)?;
         for (name, (_, value)) in items {
             self.path.push(Step::Key(name));
             self.take(value)?;
@@ -196,7 +323,12 @@ impl<'g> Walk<'g, '_> {
     }
 
     /// Notes the class of a dict, its attributes, and the types of its keys, if they are not those of a plain dict.
-    fn note_dict(&mut self, id: Id, items: &indexmap::IndexMap<Box<str>, (Id, Id)>) -> Result<()> {
+    fn note_dict(
+        &mut self,
+        id: Id,
+        class: Option<Class<'g>>,
+        items: &indexmap::IndexMap<Box<str>, (Id, Id)>,
+    ) -> Result<()> {
         let keys = items.iter().filter_map(|(name, (key, _))| {
             let kind = match self.graph.node(*key) {
                 Node::Int(_) => KeyType::Int,
@@ -207,34 +339,41 @@ impl<'g> Walk<'g, '_> {
             Some((name.clone(), kind))
         });
         let keys: Vec<_> = keys.collect();
-        let call = match self.graph.node(id) {
-            Node::Call(call) => Some(&**call),
+        let state = match self.graph.node(id) {
+            Node::Call(call) => call.state,
             _ => None,
         };
-        if keys.is_empty() && call.is_none() {
+        if keys.is_empty() && class.is_none() {
             return Ok(());
         }
-        let state = call.and_then(|call| call.state);
         let state = state.map_or_else(Vec::new, |state| attributes(self.graph, state));
+        self.note_around(id, class, state, keys)
+    }
+
+    fn note_around(
+        &mut self,
+        id: Id,
+        class: Option<Class<'g>>,
+        state: Vec<(Box<str>, ObjectAt)>,
+        keys: Vec<(Box<str>, KeyType)>,
+    ) -> Result<()> {
         // Each key may become a path of its own.
         let (steps, _) = self.path_takes();
         let each = (steps + 2 * size_of::<Step>() + size_of::<Around<'_>>()) as u64;
         let noted = (keys.len() + state.len() + 1) as u64;
         self.draw(id, each.saturating_mul(noted))?;
-        let class = call.and_then(|call| self.graph.as_global(call.callable));
-        let is_plain_list =
-            |args: &[Id]| class == Some(("collections", "OrderedDict")) && args.len() == 1;
-        let args = call.and_then(|call| self.graph.as_seq(call.args));
-        // Python 2 gives an OrderedDict its items as an argument.
-        let args = args.filter(|args| !is_plain_list(args)).unwrap_or_default();
         self.around.push(Around {
             path: self.place(),
             class,
-            args: args.iter().map(|arg| ObjectAt(*arg)).collect(),
             state,
             keys,
         });
         Ok(())
+    }
+
+    fn tuple(&mut self, id: Id, items: &[Id]) -> Result<()> {
+        self.note_around(id, Some(Class::TUPLE), Vec::new(), Vec::new())?;
+        self.list(id, items)
     }
 
     fn list(&mut self, id: Id, items: &[Id]) -> Result<()> {
@@ -331,7 +470,8 @@ impl<'g> Walk<'g, '_> {
         Ok(all.collect())
     }
 
-    /// Whether a list is taken apart: it holds a tensor or a dict, directly or in inner lists.
+    /// Whether a list is taken apart: it holds a tensor or a dict, directly or in inner lists; below a root that is no
+    /// dict, also a tuple with a tensor.
     fn opens(&mut self, id: Id) -> Result<bool> {
         // Lists are looked at without recursion, because they may be nested as deep as the pickle is long.
         let mut stack = vec![(id, 0)];
@@ -357,7 +497,8 @@ impl<'g> Walk<'g, '_> {
                     // A list that holds itself shows nothing new.
                     Some(known) => known.unwrap_or(false),
                 },
-                _ => self.is_dict(item) || is_tensor(self.graph, item),
+                Node::Tuple(_) => self.tuples && self.holds(item)?,
+                _ => self.is_dict(item)? || self.is_shown(item)?,
             };
             match holds {
                 true => drop(self.open.insert(list, Some(true))),
@@ -367,24 +508,71 @@ impl<'g> Walk<'g, '_> {
         Ok(matches!(self.open.get(&id), Some(Some(true))))
     }
 
-    fn is_dict(&mut self, id: Id) -> bool {
-        match self.odd.get(&id) {
-            Some(odd) => !odd,
-            None => self.named(id).is_some(),
+    /// Whether there is a tensor in a container, directly or in inner lists, tuples and dicts.
+    fn holds(&mut self, id: Id) -> Result<bool> {
+        let graph = self.graph;
+        // As in `opens`, without recursion.
+        let mut stack = vec![(id, 0)];
+        while let Some((container, next)) = stack.pop() {
+            if let Some(Some(_)) = self.holding.get(&container) {
+                continue;
+            }
+            if self.holding.insert(container, None).is_none() {
+                self.draw(container, 4 * size_of::<(Id, Option<bool>, usize)>() as u64)?;
+            }
+            let Some(value) = nth_value(graph, container, next) else {
+                self.holding.insert(container, Some(false));
+                continue;
+            };
+            let holds = match (self.is_shown(value)?, self.holding.get(&value)) {
+                (true, _) => true,
+                (false, None) if nth_value(graph, value, 0).is_some() => {
+                    stack.push((container, next));
+                    stack.push((value, 0));
+                    continue;
+                }
+                // A container that holds itself shows nothing new.
+                (false, known) => known.copied().flatten().unwrap_or(false),
+            };
+            match holds {
+                true => drop(self.holding.insert(container, Some(true))),
+                false => stack.push((container, next + 1)),
+            }
         }
+        Ok(matches!(self.holding.get(&id), Some(Some(true))))
     }
 
-    /// The pairs of a dict all of whose keys can be steps of a path. A dict with other keys is one object. The keys of each dict are looked
-    /// at once, however often it is referred to.
-    fn named(&mut self, id: Id) -> Option<Cow<'g, [(Id, Id)]>> {
+    /// Whether a node is a tensor, or a module that is opened.
+    fn is_shown(&mut self, id: Id) -> Result<bool> {
+        Ok(is_tensor(self.graph, id) || (self.modules.open && self.module(id)?.is_some()))
+    }
+
+    fn is_dict(&mut self, id: Id) -> Result<bool> {
+        Ok(match self.odd.get(&id) {
+            Some(odd) => !odd,
+            None => self.named(id)?.is_some(),
+        })
+    }
+
+    /// A dict all of whose keys can be steps of a path. A dict with other keys is one object, and so is one of an unknown class without
+    /// tensors. The keys of each dict are looked at once, however often it is referred to.
+    fn named(&mut self, id: Id) -> Result<Option<Mapping<'g>>> {
         if self.odd.get(&id) == Some(&true) {
-            return None;
+            return Ok(None);
         }
         let graph = self.graph;
-        let pairs = mapping(graph, id)?;
-        let odd = || pairs.iter().any(|(key, _)| !is_name(graph.node(*key)));
-        let odd = *self.odd.entry(id).or_insert_with(odd);
-        (!odd).then_some(pairs)
+        let Some(dict) = Mapping::of(graph, id) else {
+            return Ok(None);
+        };
+        let odd = match self.odd.get(&id) {
+            Some(odd) => *odd,
+            None => {
+                let odd = dict.pairs.iter().any(|(key, _)| !is_name(graph.node(*key)));
+                odd || (!dict.is_known() && !self.holds(id)?)
+            }
+        };
+        self.odd.insert(id, odd);
+        Ok((!odd).then_some(dict))
     }
 }
 
@@ -393,10 +581,6 @@ fn step_len(step: &Step) -> usize {
         Step::Key(key) => key.len() + 1,
         Step::Index(_) => 20,
     }
-}
-
-fn is_tensor(graph: &Graph<'_>, id: Id) -> bool {
-    !matches!(tensor_of(graph, id, Wrapped::Any), Ok(None))
 }
 
 /// The attributes of an object, from its state.
@@ -411,57 +595,4 @@ fn attributes(graph: &Graph<'_>, state: Id) -> Vec<(Box<str>, ObjectAt)> {
         .iter()
         .map(|(key, value)| (name(*key), ObjectAt(*value)));
     pairs.collect()
-}
-
-/// The pairs of a dict, or of an object that is a dict for PyTorch: an `OrderedDict`, as `Module.state_dict` returns, or a `defaultdict`.
-fn mapping<'g>(graph: &'g Graph<'_>, id: Id) -> Option<Cow<'g, [(Id, Id)]>> {
-    let call = match graph.node(id) {
-        Node::Dict(pairs) => return Some(pairs.into()),
-        Node::Call(call) => call,
-        _ => return None,
-    };
-    if (call.how, call.kwargs) != (How::Call, None) {
-        return None;
-    }
-    let args = graph.as_seq(call.args)?;
-    let is_one = match (graph.as_global(call.callable)?, args) {
-        (("collections", "OrderedDict"), [items]) if call.pairs.is_empty() => {
-            return pairs_of_python2(graph, *items).map(Cow::Owned);
-        }
-        (("collections", "OrderedDict"), args) => args.is_empty(),
-        (("collections", "defaultdict"), args) => args.len() <= 1,
-        _ => false,
-    };
-    (is_one && call.items.is_empty()).then_some((&*call.pairs).into())
-}
-
-/// The items of an `OrderedDict` as Python 2 pickles it: a list of lists of two.
-fn pairs_of_python2(graph: &Graph<'_>, items: Id) -> Option<Vec<(Id, Id)>> {
-    let Node::List(items) = graph.node(items) else {
-        return None;
-    };
-    let pair = |item: &Id| match graph.as_seq(*item)? {
-        [key, value] => Some((*key, *value)),
-        _ => None,
-    };
-    items.iter().map(pair).collect()
-}
-
-fn is_name(node: &Node<'_>) -> bool {
-    matches!(
-        node,
-        Node::Str(_) | Node::Int(_) | Node::Bool(_) | Node::None
-    )
-}
-
-/// A key of a dict as PyTorch spells it in names: `str(key)`.
-fn name(graph: &Graph<'_>, id: Id) -> Option<Box<str>> {
-    Some(match graph.node(id) {
-        Node::Str(s) => (&**s).into(),
-        Node::Int(n) => n.to_string().into(),
-        Node::Bool(true) => "True".into(),
-        Node::Bool(false) => "False".into(),
-        Node::None => "None".into(),
-        _ => return None,
-    })
 }

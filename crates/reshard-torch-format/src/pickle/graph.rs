@@ -179,6 +179,12 @@ impl<'a> Graph<'a> {
         }
     }
 
+    /// The same, if the table of globals allows it. Whatever is interpreted goes by this; all else stays inert.
+    pub(crate) fn as_allowed(&self, id: Id) -> Option<(&str, &str)> {
+        let of = self.as_global(id);
+        of.filter(|(module, name)| super::is_allowed(module, name))
+    }
+
     /// A str.
     pub fn as_str(&self, id: Id) -> Option<&str> {
         match self.node(id) {

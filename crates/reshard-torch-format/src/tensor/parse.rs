@@ -19,11 +19,13 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
     // A parameter wraps a tensor; more wrapping has no meaning.
     let (mut id, mut grad) = (id, None);
     let (mut is_parameter, mut python_state) = (false, None);
+    // The type and the device of a tensor that goes to its device by way of the CPU.
+    let mut moved: Option<(Id, Id)> = None;
     for _ in 0..4 {
         let Node::Call(call) = graph.node(id) else {
             return Ok(None);
         };
-        let Some(("torch._utils" | "torch._tensor", function)) = graph.as_global(call.callable)
+        let Some(("torch._utils" | "torch._tensor", function)) = graph.as_allowed(call.callable)
         else {
             return Ok(None);
         };
@@ -42,13 +44,18 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
                 (is_parameter, python_state) = (true, Some("attributes"));
                 continue;
             }
-            ("_rebuild_from_type_v2", &[function, class, args, state]) => {
+            ("_rebuild_device_tensor_from_cpu_tensor", &[inner, dtype, device, requires_grad]) => {
+                (id, grad) = (inner, grad.or(Some(requires_grad)));
+                moved = moved.or(Some((dtype, device)));
+                continue;
+            }
+            ("_rebuild_from_type" | "_rebuild_from_type_v2", &[function, class, args, state]) => {
                 let of_type = python_state_of(graph, class, state);
                 if of_type.is_some() && wrapped == Wrapped::Plain {
                     return Ok(None);
                 }
                 python_state = python_state.or(of_type);
-                let Some(("torch._utils", function)) = graph.as_global(function) else {
+                let Some(("torch._utils", function)) = graph.as_allowed(function) else {
                     return Ok(None);
                 };
                 (function, graph.as_seq(args).unwrap_or(&[]))
@@ -56,6 +63,10 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
             built => built,
         };
         let tensor = rebuild(graph, function, args)?;
+        let tensor = match (tensor, moved) {
+            (Some(tensor), Some(to)) => Some(moved_to(graph, tensor, to)?),
+            (tensor, _) => tensor,
+        };
         return Ok(tensor.map(|tensor| TensorRef {
             requires_grad: match grad.map(|grad| graph.node(grad)) {
                 Some(Node::Bool(grad)) => *grad,
@@ -67,6 +78,23 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
         }));
     }
     Ok(None)
+}
+
+/// A tensor whose device and type are those that it is moved to.
+fn moved_to(
+    graph: &Graph<'_>,
+    mut tensor: TensorRef,
+    (dtype, device): (Id, Id),
+) -> Result<TensorRef> {
+    let dtype = graph.as_allowed(dtype).map_or("?", |(_, name)| name);
+    if dtype.parse() != Ok(tensor.dtype) {
+        let what = format!("it is stored as {} and made as {dtype}", tensor.dtype);
+        return Err(bad(&tensor.storage.key, &what));
+    }
+    if let Some(device) = graph.as_str(device) {
+        tensor.storage.location = device.into();
+    }
+    Ok(tensor)
 }
 
 /// What Python knows of a tensor that is built from its type.
@@ -204,7 +232,7 @@ const MAX_METADATA: usize = 100;
 /// A tuple, or a `torch.Size` of one.
 fn axes<'g>(graph: &'g Graph<'_>, id: Id) -> Option<&'g [Id]> {
     match graph.node(id) {
-        Node::Call(call) if graph.as_global(call.callable) == Some(("torch", "Size")) => {
+        Node::Call(call) if graph.as_allowed(call.callable) == Some(("torch", "Size")) => {
             graph.as_seq(*graph.as_seq(call.args)?.first()?)
         }
         _ => graph.as_seq(id),

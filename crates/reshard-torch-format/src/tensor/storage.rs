@@ -1,6 +1,6 @@
 use crate::{
     Error, Result,
-    pickle::{Emitter, Graph, Id, Node, Op},
+    pickle::{Emitter, Graph, Id, Node, Op, is_allowed},
 };
 use reshard_model::DType;
 
@@ -158,7 +158,8 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
     let (module, class) = graph
         .as_global(class)
         .ok_or_else(|| bad("its class has no name"))?;
-    if !matches!(module, "torch" | "torch.storage" | "torch.cuda") {
+    let is_torchs = matches!(module, "torch" | "torch.storage" | "torch.cuda");
+    if !is_torchs || !is_allowed(module, class) {
         return Err(bad("its class is not torch's"));
     }
     let (Some(key), Some(location)) = (graph.as_str(key), graph.as_str(location)) else {

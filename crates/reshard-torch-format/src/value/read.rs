@@ -2,7 +2,7 @@ use crate::{
     Budget, Error, Limits, Result, TensorRef,
     archive::ByteOrder,
     memory::{block, blocks_of, list_of},
-    pickle::{Call, Graph, How, Id, Node},
+    pickle::{Call, Graph, How, Id, Node, is_allowed},
     tensor::{StorageRef, Stored, Wrapped, storage_of, tensor_of},
 };
 use bytes::Bytes;
@@ -312,6 +312,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         if let Some(name) = self.graph.as_global(call.callable) {
             if bare
                 && (call.how, call.kwargs) == (How::Call, None)
+                && is_allowed(name.0, name.1)
                 && let Some(known) = self.known(name, args)?
             {
                 return Ok(known);
@@ -426,7 +427,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         let Node::Call(partial) = graph.node(call.callable) else {
             return Ok(None);
         };
-        let is_partial = graph.as_global(partial.callable) == Some(("functools", "partial"))
+        let is_partial = graph.as_allowed(partial.callable) == Some(("functools", "partial"))
             && partial.how == How::Call
             && call.how == How::Call
             && args.is_empty()

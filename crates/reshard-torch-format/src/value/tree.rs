@@ -24,6 +24,8 @@ pub enum PartTree {
     Dict(PartDict),
     /// A list.
     List(Vec<Self>),
+    /// A tuple.
+    Tuple(Vec<Self>),
     /// A leaf.
     Leaf(Part),
 }
@@ -109,7 +111,7 @@ impl PartTree {
                     tree.survey(to)?;
                 }
             }
-            Self::List(v) => v.iter().try_for_each(|tree| tree.survey(to))?,
+            Self::List(v) | Self::Tuple(v) => v.iter().try_for_each(|tree| tree.survey(to))?,
         }
         to.leave();
         Ok(())
@@ -139,6 +141,7 @@ impl Encode for PartTree {
                 to.state(class)?;
             }
             Self::List(v) => to.list(v)?,
+            Self::Tuple(v) => to.tuple(v)?,
         }
         to.leave();
         Ok(())

@@ -219,9 +219,9 @@ impl Encoder {
         batches.try_for_each(|batch| self.group(batch, Op::Appends))
     }
 
-    fn tuple(&mut self, items: &[Value]) -> Result<()> {
+    pub(super) fn tuple<V: Encode>(&mut self, items: &[V]) -> Result<()> {
         self.e.begin_tuple(items.len());
-        items.iter().try_for_each(|v| self.value(v))?;
+        items.iter().try_for_each(|v| v.encode(self))?;
         self.e.memoized_tuple(items.len());
         Ok(())
     }

@@ -8,13 +8,16 @@
 
 mod archives;
 mod budget;
+mod containers;
 mod fixtures;
 mod forms;
 mod hostile;
 mod machine;
+mod modules;
 mod objects;
 mod python;
 mod rebuild;
 mod samples;
+mod scan;
 mod unpack;
 mod values;

@@ -1,6 +1,6 @@
 //! Calls of torch's functions `_rebuild_*`, which make tensors.
 
-mod pickles;
+pub(crate) mod pickles;
 
 use crate::hostile::read_all;
 use crate::samples::folder;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use pickles::{FUNCTIONS, KINDS, call, pickles};
 use proptest::{prelude::*, sample::select};
 use reshard_model::{Value, testkit::law};
-use reshard_torch_format::{Limits, TensorRef, load};
+use reshard_torch_format::{Leaf, Limits, Outline, TensorRef, load};
 
 #[test]
 fn every_rebuild_in_every_arity_is_an_error_or_a_value() {
@@ -35,9 +35,63 @@ fn every_rebuild_in_every_arity_is_an_error_or_a_value() {
             "_rebuild_tensor_v2-7",
             "_rebuild_tensor_v3-7",
             "_rebuild_tensor_v3-8",
+            "_rebuild_device_tensor_from_cpu_tensor-4",
+            "_rebuild_from_type-4",
             "_rebuild_from_type_v2-4",
         ]
     );
+}
+
+/// With the arguments that torch gives it, each function makes a dense tensor, or an object that says its name.
+#[test]
+fn every_rebuild_is_a_tensor_or_an_object_of_its_name() {
+    let dense = [
+        "_rebuild_tensor",
+        "_rebuild_tensor_v2",
+        "_rebuild_tensor_v3",
+        "_rebuild_parameter",
+        "_rebuild_parameter_with_state",
+        "_rebuild_device_tensor_from_cpu_tensor",
+        "_rebuild_from_type",
+        "_rebuild_from_type_v2",
+    ];
+    for &(module, name, args) in FUNCTIONS {
+        let pickle = Bytes::from(call(module, name, args.iter().copied()));
+        let limits = Limits::default();
+        let outline = Outline::parse(&pickle, 1000, &limits).unwrap();
+        let contents = outline.contents(Default::default()).unwrap();
+        let [only] = &contents.leaves[..] else {
+            panic!("{name}")
+        };
+        match &only.leaf {
+            Leaf::Tensor(Ok(tensor)) => {
+                assert!(dense.contains(&name), "{name}");
+                assert_eq!(tensor.shape.len(), 2, "{name}");
+            }
+            Leaf::Tensor(Err(e)) => panic!("{name}: {e}"),
+            Leaf::Object(at) => {
+                assert!(!dense.contains(&name), "{name}");
+                let fetch = |_: &_, _: &mut _| Ok(vec![0; 16].into());
+                let values = outline.values(&[*at], Default::default(), fetch).unwrap();
+                let Value::Opaque(object) = &values[0] else {
+                    panic!("{name}: {values:?}")
+                };
+                assert_eq!(object.class(), format!("{module}.{name}"));
+            }
+        }
+    }
+}
+
+/// A tensor that is cast while it is loaded is refused: what is stored is not its elements.
+#[test]
+fn a_tensor_that_changes_its_type_on_its_way_to_a_device_is_refused() {
+    let (module, name, args) = FUNCTIONS[10];
+    assert_eq!(name, "_rebuild_device_tensor_from_cpu_tensor");
+    let args = [args[0], "ctorch\nbfloat16\n", args[2], args[3]];
+    let pickle = call(module, name, args.into_iter());
+    let e = TensorRef::parse(&pickle, &Limits::default()).unwrap_err();
+    let want = "it is stored as float32 and made as bfloat16";
+    assert!(e.to_string().contains(want), "{e}");
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use reshard_model::ErrorKind;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result, StrategyError, torch::parsing};
 use reshard_torch_format::{
-    Error as FormatError,
+    Error as FormatError, ScriptClasses,
     archive::{ByteOrder, Directory, Method, Record, Tail, check_version, unpack},
 };
 use std::{
@@ -25,6 +25,17 @@ pub(crate) struct Zip {
     places: Mutex<BTreeMap<Box<str>, Range<u64>>>,
 }
 
+/// An archive whose description was read.
+pub(super) struct OpenedZip {
+    pub(super) pickle: Bytes,
+    pub(super) zip: Zip,
+    /// The classes of its code, if it is TorchScript.
+    pub(super) script: Option<ScriptClasses>,
+}
+
+/// The next step for TorchScript that is not opened.
+pub(super) const OPEN_SCRIPT: &str = "--open-modules, the setting `open_modules`, reads its tensors; or load it with torch.jit.load, and save its state_dict() with torch.save";
+
 /// The most bytes of the records with the version and the byte order.
 const WORD: u64 = 1000;
 
@@ -34,7 +45,7 @@ pub(super) async fn open(
     bytes: u64,
     (first, tail): (Bytes, Bytes),
     limits: &ReadLimits,
-) -> Result<(Bytes, Zip)> {
+) -> Result<OpenedZip> {
     let mut window = Window {
         store,
         name,
@@ -57,16 +68,20 @@ pub(super) async fn open(
     }
 }
 
-async fn open_window(window: &mut Window<'_>, limits: &ReadLimits) -> Result<(Bytes, Zip)> {
+async fn open_window(window: &mut Window<'_>, limits: &ReadLimits) -> Result<OpenedZip> {
     let name = window.name;
     let damaged = |e| unreadable(e, "the archive", name.as_str());
     let directory = directory(window, limits).await?;
-    if is_torchscript(&directory) {
+    if directory.find("model.json").is_some() {
         let what = format!(
-            "reading {name} (TorchScript, as torch.jit.save writes it; load it with torch.jit.load, and save its state_dict() with torch.save)"
+            "reading {name} (TorchScript, as torch 1.0 to 1.3 wrote it; load it with torch.jit.load, and save its state_dict() with torch.save)"
         );
         return Err(not_understood(what));
     }
+    let script = match directory.find("constants.pkl").is_some() && has_code(&directory) {
+        true => Some(script_classes(window, &directory, limits).await?),
+        false => None,
+    };
     let version = directory.version().map_err(damaged)?;
     check_version(version, &word(window, version, limits).await?).map_err(damaged)?;
     let order = match directory.find("byteorder") {
@@ -82,18 +97,43 @@ async fn open_window(window: &mut Window<'_>, limits: &ReadLimits) -> Result<(By
         order,
         places: Mutex::default(),
     };
-    Ok((pickle, zip))
+    Ok(OpenedZip {
+        pickle,
+        zip,
+        script,
+    })
 }
 
-/// Whether an archive holds a program of TorchScript: its constants and code, or the description that torch 1.0 to 1.3 wrote.
-fn is_torchscript(directory: &Directory) -> bool {
-    let prefix = directory.prefix().len() + "/".len();
-    let has_code = || {
-        let mut names = directory.records().filter_map(|r| r.name.get(prefix..));
-        names.any(|name| name.starts_with("code/"))
-    };
-    directory.find("model.json").is_some()
-        || directory.find("constants.pkl").is_some() && has_code()
+/// The name of a record in the folder of its archive.
+fn inner_name<'d>(directory: &Directory, record: &'d Record) -> Option<&'d str> {
+    record.name.get(directory.prefix().len() + "/".len()..)
+}
+
+/// Whether an archive has a program of TorchScript.
+fn has_code(directory: &Directory) -> bool {
+    let mut names = directory.records().filter_map(|r| inner_name(directory, r));
+    names.any(|name| name.starts_with("code/"))
+}
+
+/// Reads which attributes of modules are parameters and buffers, as the code of TorchScript declares it.
+async fn script_classes(
+    window: &Window<'_>,
+    directory: &Directory,
+    limits: &ReadLimits,
+) -> Result<ScriptClasses> {
+    let mut classes = ScriptClasses::default();
+    let mut code = 0u64;
+    for found in directory.records() {
+        let name = inner_name(directory, found).and_then(|name| name.strip_prefix("code/"));
+        let Some(module) = name.and_then(|name| name.strip_suffix(".py")) else {
+            continue;
+        };
+        code = code.saturating_add(found.size);
+        limits.whole(format_args!("the code in {}", window.name), code)?;
+        let text = record(window, found, limits).await?;
+        classes.add(&module.replace('/', "."), &String::from_utf8_lossy(&text));
+    }
+    Ok(classes)
 }
 
 /// The directory, which is at the end. The parser says how much of the end it needs.

@@ -2,6 +2,7 @@
 
 use crate::{
     file::TorchFile,
+    modules::module_in_words,
     names::{INDEX, WEIGHTS},
     table::Table,
 };
@@ -14,6 +15,9 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
 };
+
+/// The most modules that are named.
+const MODULES: usize = 5;
 
 #[derive(Debug)]
 pub(crate) struct TorchSaveReader {
@@ -73,6 +77,11 @@ impl TorchSaveReader {
             let keys = few(self.table.unnamed.iter().map(|(key, _)| &**key));
             out.push(format!("{INDEX} does not list {keys}, which its files have; reshard leaves them out, and other programs may not"));
         }
+        for module in self.modules(false) {
+            out.push(format!(
+                "{module}; --open-modules, the setting `open_modules`, reads them under the names of its state_dict()"
+            ));
+        }
         for file in self.files.iter().flatten() {
             if let Some((record, folder)) = file.outside() {
                 out.push(format!(
@@ -82,6 +91,33 @@ impl TorchSaveReader {
             }
         }
         out
+    }
+
+    /// The modules that were opened, or those that were not, in words.
+    pub(super) fn modules(&self, open: bool) -> Vec<String> {
+        let of = self.table.modules.iter().filter_map(|(n, module)| {
+            let file = self.files.get(*n as usize)?.as_ref()?;
+            let place = match &*module.path.0 {
+                [] => String::new(),
+                _ => format!(" at {}", module.path),
+            };
+            let words = module_in_words(module);
+            let hooks = match module.hooks {
+                true => ", whose hooks may change what state_dict() returns",
+                false => "",
+            };
+            (file.modules.open == open)
+                .then(|| format!("{} holds {words}{place}{hooks}", file.name))
+        });
+        let all: Vec<String> = of.collect();
+        match all.len() {
+            0..=MODULES => all,
+            n => {
+                let mut few: Vec<String> = all.into_iter().take(MODULES).collect();
+                few.push(format!("there are {} more modules", n - MODULES));
+                few
+            }
+        }
     }
 
     pub(super) fn file(&self, number: u32) -> Result<&TorchFile> {

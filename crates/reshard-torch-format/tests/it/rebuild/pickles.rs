@@ -8,6 +8,7 @@ const PAIR: &str = "(I2\nI1\nt";
 const BOOL: &str = "I00\n";
 const HOOKS: &str = "ccollections\nOrderedDict\n(tR";
 const DTYPE: &str = "ctorch\nfloat32\n";
+const DEVICE: &str = "Vxla:0\n";
 const CLASS: &str = "ctorch\nTensor\n";
 const DICT: &str = "(dVconj\nI01\ns";
 const FUNCTION: &str = "ctorch._utils\n_rebuild_tensor_v2\n";
@@ -55,6 +56,11 @@ pub(crate) const FUNCTIONS: &[(&str, &str, &[&str])] = &[
     ),
     (
         "torch._utils",
+        "_rebuild_sparse_csr_tensor",
+        &[DTYPE, ARGUMENTS],
+    ),
+    (
+        "torch._utils",
         "_rebuild_nested_tensor",
         &[TENSOR, TENSOR, TENSOR, TENSOR],
     ),
@@ -66,7 +72,7 @@ pub(crate) const FUNCTIONS: &[(&str, &str, &[&str])] = &[
     (
         "torch._utils",
         "_rebuild_device_tensor_from_cpu_tensor",
-        &[TENSOR, DTYPE, INT, BOOL],
+        &[TENSOR, DTYPE, DEVICE, BOOL],
     ),
     (
         "torch._utils",
