@@ -177,6 +177,14 @@ pub(crate) struct Reading {
         )
     )]
     dequantize: Option<DType>,
+    /// Read one item of a folder with one file per rank, such as `model` of model_world_size_4_rank_0.pt. Its keys lack the name
+    /// of the item then.
+    #[cfg_attr(not(feature = "full"), arg(skip))]
+    #[cfg_attr(
+        feature = "full",
+        arg(long, value_name = "NAME", conflicts_with = "dequantize")
+    )]
+    item: Option<String>,
     #[command(flatten)]
     limits: Limits,
     /// Read no more bytes per second than this, and write no more: 50MB/s (10^6 each), 50MiB/s (2^20 each).
@@ -200,13 +208,17 @@ impl Reading {
 
     /// What of this changes what is read, as a text.
     pub(crate) fn what_is_read(&self) -> String {
-        format!("{:?} {:?}", self.format, self.dequantize)
+        format!("{:?} {:?} {:?}", self.format, self.dequantize, self.item)
     }
 
     /// Options to open it with.
     pub(crate) fn options(&self) -> OpenOptions {
         #[cfg(feature = "full")]
         if let Some(config) = self.dequantized() {
+            return self.as_stored().strategy(config);
+        }
+        #[cfg(feature = "full")]
+        if let Some(config) = self.of_item() {
             return self.as_stored().strategy(config);
         }
         self.as_stored()
@@ -218,6 +230,10 @@ impl Reading {
         if let Some(config) = self.dequantized() {
             // One of them may be the dense one.
             let config = config.with_allow_unquantized(true);
+            return self.as_stored().settings(config);
+        }
+        #[cfg(feature = "full")]
+        if let Some(config) = self.of_item() {
             return self.as_stored().settings(config);
         }
         self.as_stored()
@@ -233,6 +249,12 @@ impl Reading {
     fn dequantized(&self) -> Option<reshard::safetensors::SafetensorsLoadConfig> {
         let config = reshard::safetensors::SafetensorsLoadConfig::default();
         self.dequantize.map(|dtype| config.with_dequantize(dtype))
+    }
+
+    #[cfg(feature = "full")]
+    fn of_item(&self) -> Option<reshard::torch_save::RankFilesLoadConfig> {
+        let config = reshard::torch_save::RankFilesLoadConfig::default();
+        self.item.as_ref().map(|item| config.with_item(item))
     }
 
     /// The backend of checkpoints that `--dequantize` is for, if it is given.

@@ -14,7 +14,7 @@ use crate::{
 use reshard::{
     ErrorKind, SIDECAR,
     blocking::Checkpoint,
-    strategy::{CheckedItems, Damage, NotCovered, Unlisted, VerifyReport},
+    strategy::{CheckedItems, Damage, NotCovered, Rest, Unlisted, VerifyReport},
 };
 use serde::{Serialize, Serializer};
 use serde_json::json;
@@ -30,6 +30,9 @@ struct Report {
     sample: Option<Sampled>,
     damage: Vec<Damage>,
     unchecked: Vec<Damage>,
+    /// What is not there, such as the files of some ranks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    incomplete: Vec<Damage>,
     /// Files of metadata that another program has saved since.
     changed: Vec<Damage>,
     items: u64,
@@ -74,7 +77,7 @@ impl Report {
         let lists = v.lists().map(|(status, found, _)| (status, found));
         let status = lists
             .iter()
-            .chain(&[("changed", &v.changed)])
+            .chain(&[("incomplete", &v.incomplete), ("changed", &v.changed)])
             .find(|(_, found)| !found.is_empty())
             .map_or("sound", |(status, _)| status);
         Self {
@@ -84,6 +87,7 @@ impl Report {
             sample: None,
             damage: v.damage,
             unchecked: v.unchecked,
+            incomplete: v.incomplete,
             changed: v.changed,
             items: v.items,
             bytes: v.bytes,
@@ -119,7 +123,7 @@ impl Report {
         match self.status {
             "changed" if strict => DAMAGED,
             "sound" | "changed" => OK,
-            "damaged" => DAMAGED,
+            "damaged" | "incomplete" => DAMAGED,
             "not a checkpoint" => NO_CHECKPOINT,
             _ => FAILED,
         }
@@ -199,6 +203,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             &rest.not_understood,
         ),
         ("not read", &report.not_read, &rest.not_read),
+        ("incomplete", &report.incomplete, &Rest::default()),
     ] {
         for line in lines(found) {
             writeln!(io.out, "{}  {line}", styled(BAD, word))?;
@@ -250,6 +255,10 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
                 "{all}items that are not listed can still be read one by one; restore the rest from a copy, or save again"
             );
             writeln!(io.err, "hint: {hint}")?;
+        }
+        "incomplete" => {
+            io.out.flush()?;
+            writeln!(io.err, "{looked}; what is there is sound")?;
         }
         status => {
             io.out.flush()?;

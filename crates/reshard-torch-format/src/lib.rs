@@ -50,5 +50,8 @@ pub use error::{Error, Result};
 pub use legacy::{LegacyHead, LegacyStorage};
 pub use limits::{Budget, Limits};
 pub use outline::{Contents, Found, FoundDict, KeyType, Leaf, ObjectAt, Outline};
-pub use tensor::{Location, StorageRef, TensorRef};
+pub use tensor::{
+    Location, Mesh, PartRef, Spread, SpreadFile, SpreadGroup, SpreadPath, SpreadTable, StorageRef,
+    TensorRef,
+};
 pub use value::{Encoded, EncodedTree, Part, PartDict, PartTree, Stored, encode, encode_tree};

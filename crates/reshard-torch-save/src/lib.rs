@@ -28,6 +28,7 @@ mod names;
 mod open;
 mod overhead;
 mod planner;
+mod ranks;
 mod reader;
 mod save;
 mod table;
@@ -40,3 +41,4 @@ pub mod testkit;
 
 pub use config::{TorchSaveConfig, TorchSaveLoadConfig};
 pub use names::NAME;
+pub use ranks::{RANK_FILES, RankFilesLoadConfig};

@@ -6,7 +6,7 @@ use crate::{
     file::TorchFile,
     index::{Index, Parsed},
     names::{INDEX, WEIGHTS, is_file, own_file},
-    reader::TorchSaveReader,
+    reader::{Kind, TorchSaveReader},
     table::Table,
 };
 use async_trait::async_trait;
@@ -61,7 +61,7 @@ impl LoadFormat for TorchSaveLoadConfig {
                 let file = only_file(&cx.store).await?;
                 let opened = TorchFile::open(&cx.store, file.name, file.bytes, &cx.limits).await?;
                 let table = Table::of(&opened, &cx.limits)?;
-                TorchSaveReader::new(cx, vec![Some(opened)], table, false)
+                TorchSaveReader::new(cx, vec![Some(opened)], table, Kind::File)
             }
         };
         Ok(Arc::new(reader))
@@ -102,7 +102,7 @@ async fn folder(cx: &OpenCx, index: Parsed) -> Result<TorchSaveReader> {
     let files: Vec<std::result::Result<TorchFile, Refused>> = opened.try_collect().await?;
     let table = Table::indexed(&files, index, &cx.limits)?;
     let files = files.into_iter().map(Result::ok).collect();
-    Ok(TorchSaveReader::new(cx, files, table, true))
+    Ok(TorchSaveReader::new(cx, files, table, Kind::Indexed))
 }
 
 /// So many files are opened at the same time. Each may take as much memory as one.

@@ -5,9 +5,9 @@ use super::{
     unsaid::{Survey, Unsaid, can_change, in_words},
 };
 use crate::{
-    Budget, Limits, Result,
+    Budget, Error, Limits, Result,
     pickle::{Graph, How, Id, Node},
-    tensor::{Wrapped, tensor_of},
+    tensor::{Meshes, Wrapped, is_part, part_of, tensor_of},
 };
 use reshard_model::{Path, Step};
 use std::{
@@ -57,6 +57,7 @@ pub(super) fn contents<'g>(
         around: Vec::new(),
         first: BTreeMap::new(),
         leaves: BTreeMap::new(),
+        meshes: Meshes::default(),
     };
     let pairs = walk.named(root);
     walk.out.has_root_dict = pairs.is_some();
@@ -110,6 +111,7 @@ struct Walk<'g, 'a> {
     first: BTreeMap<Id, Path>,
     /// The first leaf that is this object, by its number.
     leaves: BTreeMap<Id, usize>,
+    meshes: Meshes,
 }
 
 impl<'g> Walk<'g, '_> {
@@ -277,7 +279,12 @@ impl<'g> Walk<'g, '_> {
                 }
                 Leaf::Tensor(Ok(Box::new(tensor)))
             }
-            Ok(None) => Leaf::Object(ObjectAt(id)),
+            Ok(None) => match part_of(self.graph, id, &mut self.meshes, &mut self.budget) {
+                Ok(Some(part)) => Leaf::Part(Box::new(part)),
+                Ok(None) => Leaf::Object(ObjectAt(id)),
+                Err(e @ Error::Limit { .. }) => return Err(e),
+                Err(e) => Leaf::Tensor(Err(e)),
+            },
             Err(e) => Leaf::Tensor(Err(e)),
         };
         let path = self.place();
@@ -396,7 +403,7 @@ fn step_len(step: &Step) -> usize {
 }
 
 fn is_tensor(graph: &Graph<'_>, id: Id) -> bool {
-    !matches!(tensor_of(graph, id, Wrapped::Any), Ok(None))
+    is_part(graph, id) || !matches!(tensor_of(graph, id, Wrapped::Any), Ok(None))
 }
 
 /// The attributes of an object, from its state.

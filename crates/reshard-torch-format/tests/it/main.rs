@@ -13,6 +13,7 @@ mod forms;
 mod hostile;
 mod machine;
 mod objects;
+mod parts;
 mod python;
 mod rebuild;
 mod samples;

@@ -15,6 +15,17 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+/// How the files of a checkpoint belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One file, which has all.
+    File,
+    /// An index says which file has which key.
+    Indexed,
+    /// Each rank has a file.
+    Ranks,
+}
+
 #[derive(Debug)]
 pub(crate) struct TorchSaveReader {
     pub(super) store: Arc<dyn Store>,
@@ -24,8 +35,8 @@ pub(crate) struct TorchSaveReader {
     pub(super) table: Table,
     /// Those that could be opened.
     pub(super) files: Vec<Option<TorchFile>>,
-    /// Whether there is an index.
-    pub(super) indexed: bool,
+    /// How the files belong together.
+    pub(super) kind: Kind,
     /// Whether the file of a whole model is next to the index, which does not name it.
     pub(super) rival: bool,
     /// Unpacked parts of storages.
@@ -39,7 +50,7 @@ impl TorchSaveReader {
         cx: &OpenCx,
         files: Vec<Option<TorchFile>>,
         mut table: Table,
-        indexed: bool,
+        kind: Kind,
     ) -> Self {
         let metadata = std::mem::take(&mut table.metadata);
         Self {
@@ -51,9 +62,23 @@ impl TorchSaveReader {
             values: Mutex::default(),
             table,
             files,
-            indexed,
+            kind,
             rival: false,
         }
+    }
+
+    /// The same with another table.
+    pub(crate) fn with_table(mut self, mut table: Table) -> Self {
+        self.metadata = Arc::new(std::mem::take(&mut table.metadata));
+        Self { table, ..self }
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    pub(crate) fn limits(&self) -> &ReadLimits {
+        &self.limits
     }
 
     /// The same, next to the file of a whole model that its index does not name.
@@ -73,6 +98,23 @@ impl TorchSaveReader {
             let keys = few(self.table.unnamed.iter().map(|(key, _)| &**key));
             out.push(format!("{INDEX} does not list {keys}, which its files have; reshard leaves them out, and other programs may not"));
         }
+        let one = self.kind == Kind::File;
+        for missing in &self.table.missing {
+            out.push(match one {
+                true => format!("it is the part of one rank: {missing}; the folder with the files of all ranks is the checkpoint"),
+                false => format!("it is incomplete: {missing}"),
+            });
+        }
+        for why in &self.table.broken {
+            let file = why.file.as_deref().unwrap_or_default();
+            out.push(format!("{file} can't be opened: {}", why.what));
+        }
+        if !self.table.others.is_empty() {
+            let names = few(self.table.others.iter().map(String::as_str));
+            out.push(format!(
+                "{names} are not read: they are neither files of torch.save nor safetensors"
+            ));
+        }
         for file in self.files.iter().flatten() {
             if let Some((record, folder)) = file.outside() {
                 out.push(format!(
@@ -84,7 +126,7 @@ impl TorchSaveReader {
         out
     }
 
-    pub(super) fn file(&self, number: u32) -> Result<&TorchFile> {
+    pub(crate) fn file(&self, number: u32) -> Result<&TorchFile> {
         let file = self.files.get(number as usize).and_then(Option::as_ref);
         file.ok_or_else(|| StrategyError::Internal(format!("there is no file {number}")))
     }
@@ -92,7 +134,7 @@ impl TorchSaveReader {
     /// Names of the files that it consists of.
     pub(super) fn names(&self) -> BTreeSet<&str> {
         let files = self.files.iter().flatten();
-        let index = self.indexed.then_some(INDEX);
+        let index = (self.kind == Kind::Indexed).then_some(INDEX);
         files.map(|file| file.name.as_str()).chain(index).collect()
     }
 }
