@@ -83,6 +83,16 @@ const FIRST: &[First] = &[
     first("tensor_bundle_protos", &[".index", "/checkpoint"]),
     first("tensor_bundle_sstable", &[".index"]),
     First {
+        target: "rank_files",
+        ends: &["/metadata.pkl"],
+        before: &[0],
+    },
+    First {
+        target: "rank_files",
+        ends: &["rank0.pt", "model_0.pt"],
+        before: &[1],
+    },
+    First {
         target: "torch_save_checkpoint",
         ends: &[".pt", ".pth", ".bin"],
         before: &[0],

@@ -211,6 +211,9 @@ impl Run {
             self.not_flattened(&program, &python);
             self.planners(&program, &python);
         }
+        if guest.newest || guest.venv.name() == TORCH_24.name() {
+            self.rank_files(who, &python);
+        }
         Ok(())
     }
 
@@ -445,6 +448,19 @@ impl Run {
             test,
         );
         Ok(())
+    }
+
+    /// Each rank calls `torch.save`, and reshard reads the folder as one checkpoint.
+    fn rank_files(&mut self, who: &str, python: &Path) {
+        let script = root().join("tests/fixtures/make/rank_files.py");
+        let out = self.place.join(format!("rank-files-by-{who}"));
+        let make = Program::new(python).args([
+            script.as_os_str(),
+            out.as_os_str(),
+            "--reshard".as_ref(),
+            self.command.as_os_str(),
+        ]);
+        self.timed(&format!("reshard reads files of ranks by {who}"), make);
     }
 
     /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.

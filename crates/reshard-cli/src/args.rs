@@ -210,6 +210,14 @@ pub(crate) struct Reading {
     #[cfg_attr(not(feature = "full"), arg(skip))]
     #[cfg_attr(feature = "full", arg(long, conflicts_with = "dequantize"))]
     open_modules: bool,
+    /// Read one item of a folder with one file per rank, such as `model` of model_world_size_4_rank_0.pt. Its keys lack the name
+    /// of the item then.
+    #[cfg_attr(not(feature = "full"), arg(skip))]
+    #[cfg_attr(
+        feature = "full",
+        arg(long, value_name = "NAME", conflicts_with = "dequantize")
+    )]
+    item: Option<String>,
     #[command(flatten)]
     limits: Limits,
     /// Read no more bytes per second than this, and write no more: 50MB/s (10^6 each), 50MiB/s (2^20 each).
@@ -238,7 +246,12 @@ impl Reading {
         } else {
             ""
         };
-        format!("{:?} {:?}{modules}", self.format(), self.dequantize)
+        format!(
+            "{:?} {:?}{modules} {:?}",
+            self.format(),
+            self.dequantize,
+            self.item
+        )
     }
 
     /// The format of the checkpoint.
@@ -252,6 +265,10 @@ impl Reading {
         if let Some(config) = self.dequantized() {
             return self.as_stored().strategy(config);
         }
+        #[cfg(feature = "full")]
+        if let Some(config) = self.of_item() {
+            return self.as_stored().strategy(config);
+        }
         self.as_stored()
     }
 
@@ -261,6 +278,10 @@ impl Reading {
         if let Some(config) = self.dequantized() {
             // One of them may be the dense one.
             let config = config.with_allow_unquantized(true);
+            return self.as_stored_of(side).settings(config);
+        }
+        #[cfg(feature = "full")]
+        if let Some(config) = self.of_item() {
             return self.as_stored_of(side).settings(config);
         }
         self.as_stored_of(side)
@@ -291,6 +312,12 @@ impl Reading {
     fn dequantized(&self) -> Option<reshard::safetensors::SafetensorsLoadConfig> {
         let config = reshard::safetensors::SafetensorsLoadConfig::default();
         self.dequantize.map(|dtype| config.with_dequantize(dtype))
+    }
+
+    #[cfg(feature = "full")]
+    fn of_item(&self) -> Option<reshard::torch_save::RankFilesLoadConfig> {
+        let config = reshard::torch_save::RankFilesLoadConfig::default();
+        self.item.as_ref().map(|item| config.with_item(item))
     }
 
     /// The backend of checkpoints that `--dequantize` is for, if it is given.

@@ -111,6 +111,7 @@ impl Serialize for Report<'_> {
         m.serialize_entry("foreign", &f.foreign)?;
         m.serialize_entry("not_understood", &f.not_understood)?;
         m.serialize_entry("not_read", &f.not_read)?;
+        m.serialize_entry("incomplete", &f.incomplete)?;
         m.serialize_entry("links", &f.links)?;
         m.serialize_entry("not_listed", &f.not_listed)?;
         m.serialize_entry("sums", &f.sums)?;

@@ -15,7 +15,7 @@ use crate::{
 use reshard::{
     ErrorKind, SIDECAR,
     blocking::Checkpoint,
-    strategy::{CheckedItems, Damage, NotCovered, Unlisted, VerifyReport},
+    strategy::{CheckedItems, Damage, NotCovered, Rest, Unlisted, VerifyReport},
 };
 use reshard_torch_format::pickle::Verdict;
 use serde::{Serialize, Serializer};
@@ -35,6 +35,9 @@ struct Report {
     sample: Option<Sampled>,
     damage: Vec<Damage>,
     unchecked: Vec<Damage>,
+    /// What is not there, such as the files of some ranks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    incomplete: Vec<Damage>,
     /// Files of metadata that another program has saved since.
     changed: Vec<Damage>,
     items: u64,
@@ -88,7 +91,7 @@ impl Report {
         let lists = v.lists().map(|(status, found, _)| (status, found));
         let status = lists
             .iter()
-            .chain(&[("changed", &v.changed)])
+            .chain(&[("incomplete", &v.incomplete), ("changed", &v.changed)])
             .find(|(_, found)| !found.is_empty())
             .map_or("sound", |(status, _)| status);
         Self {
@@ -98,6 +101,7 @@ impl Report {
             sample: None,
             damage: v.damage,
             unchecked: v.unchecked,
+            incomplete: v.incomplete,
             changed: v.changed,
             items: v.items,
             bytes: v.bytes,
@@ -150,7 +154,7 @@ impl Report {
             "changed" if strict => DAMAGED,
             "sound" if strict && is_unknown => DAMAGED,
             "sound" | "changed" => OK,
-            "damaged" => DAMAGED,
+            "damaged" | "incomplete" => DAMAGED,
             "not a checkpoint" => NO_CHECKPOINT,
             _ => FAILED,
         }
@@ -248,6 +252,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             &rest.not_understood,
         ),
         ("not read", &report.not_read, &rest.not_read),
+        ("incomplete", &report.incomplete, &Rest::default()),
     ] {
         for line in lines(found) {
             writeln!(io.out, "{}  {line}", styled(BAD, word))?;
@@ -305,6 +310,10 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             writeln!(io.err, "hint: {hint}")?;
         }
         "unsafe" => advise_unsafe(report, &looked, io)?,
+        "incomplete" => {
+            io.out.flush()?;
+            writeln!(io.err, "{looked}; what is there is sound")?;
+        }
         status => {
             io.out.flush()?;
             let hint = match status {

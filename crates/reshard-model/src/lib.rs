@@ -62,7 +62,7 @@ pub use error::{
 };
 pub use layout::{FlatView, Layout, Segments};
 pub use memory_limit::MemoryLimit;
-pub use mesh::{DeviceMesh, Placement};
+pub use mesh::{DeviceMesh, Placement, held_at};
 pub use overlap::first_overlap;
 pub use region::{Region, Rows, Select};
 pub use secrets::without_secrets;

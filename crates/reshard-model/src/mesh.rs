@@ -156,60 +156,108 @@ impl DeviceMesh {
         global_shape: &[u64],
         rank: u32,
     ) -> Result<Option<Vec<(Region, Region)>>> {
-        let fail = |what: String| Err(ModelError::invalid(key, what));
-        if placements.len() != self.shape.len() {
-            return fail(format!(
-                "{} placements for a mesh of shape {}",
-                placements.len(),
-                self.shape
-            ));
-        }
-
-        // The cuts below index `axes` by the placement's axis and divide by its factor, so bad placements end here.
-        for p in placements {
-            match *p {
-                Placement::Partial => {
-                    return fail(
-                        "a partial placement can't be saved or loaded; reduce the tensor first"
-                            .into(),
-                    );
-                }
-                Placement::Shard(dim) | Placement::StridedShard { dim, .. }
-                    if dim >= global_shape.len() =>
-                {
-                    let shape = Dims::from(global_shape);
-                    return fail(format!(
-                        "a placement cuts axis {dim} of a tensor of shape {shape}"
-                    ));
-                }
-                Placement::StridedShard {
-                    split_factor: 0, ..
-                } => {
-                    return fail("a strided placement with split factor 0".into());
-                }
-                _ => {}
-            }
-        }
-
         let Some(at) = self.coordinate(rank) else {
+            check(key, &self.shape, placements, global_shape)?;
             return Ok(None);
         };
-
-        // Each mesh axis cuts what the axes before it left, so an axis of the tensor may be cut several times.
-        let mut axes: Vec<Vec<Range<u64>>> = global_shape
-            .iter()
-            .map(|&n| std::iter::once(0..n).collect())
-            .collect();
-        for ((p, &index), &parts) in placements.iter().zip(&at).zip(&self.shape) {
-            let (dim, split_factor) = match *p {
-                Placement::Shard(dim) => (dim, 1),
-                Placement::StridedShard { dim, split_factor } => (dim, split_factor),
-                Placement::Replicate | Placement::Partial => continue,
-            };
-            axes[dim] = cut(&axes[dim], split_factor, parts, index);
-        }
-        Ok(Some(boxes(&axes, global_shape)))
+        held_at(key, &self.shape, placements, global_shape, &at).map(Some)
     }
+}
+
+/// The most boxes into which strided placements may cut what one rank holds: the product of all split factors.
+const MOST_BOXES: u64 = 1 << 16;
+
+/// Fails for placements that no rank of a mesh of this shape can have.
+fn check(
+    key: &str,
+    mesh_shape: &[u64],
+    placements: &[Placement],
+    global_shape: &[u64],
+) -> Result<()> {
+    let fail = |what: String| Err(ModelError::invalid(key, what));
+    if placements.len() != mesh_shape.len() {
+        return fail(format!(
+            "{} placements for a mesh of shape {}",
+            placements.len(),
+            Dims::from(mesh_shape)
+        ));
+    }
+    let mut boxes = 1u64;
+    for p in placements {
+        match *p {
+            Placement::Partial => {
+                return fail(
+                    "a partial placement can't be saved or loaded; reduce the tensor first".into(),
+                );
+            }
+            Placement::Shard(dim) | Placement::StridedShard { dim, .. }
+                if dim >= global_shape.len() =>
+            {
+                let shape = Dims::from(global_shape);
+                return fail(format!(
+                    "a placement cuts axis {dim} of a tensor of shape {shape}"
+                ));
+            }
+            Placement::StridedShard {
+                split_factor: 0, ..
+            } => {
+                return fail("a strided placement with split factor 0".into());
+            }
+            Placement::StridedShard { split_factor, .. } => {
+                boxes = boxes.saturating_mul(split_factor);
+            }
+            Placement::Shard(_) | Placement::Replicate => {}
+        }
+    }
+    match boxes > MOST_BOXES {
+        true => fail(format!(
+            "strided placements with split factors whose product is {boxes}, and at most {MOST_BOXES} is possible"
+        )),
+        false => Ok(()),
+    }
+}
+
+/// The boxes of a global tensor that the rank at a coordinate of a mesh holds, each with its place in the local tensor. There is always
+/// one, maybe empty. [`DeviceMesh::pieces`] finds the coordinate of a rank first.
+///
+/// ```
+/// use reshard_model::{Placement, Region, held_at};
+/// let held = held_at("w", &[2, 2], &[Placement::Shard(0), Placement::Shard(0)], &[7, 3], &[0, 1])?;
+/// assert_eq!(held, [(Region::new([2, 0], [2, 3]), Region::new([0, 0], [2, 3]))]);
+/// # Ok::<(), reshard_model::ModelError>(())
+/// ```
+///
+/// # Errors
+/// As [`DeviceMesh::pieces`]; also for a coordinate outside of the mesh.
+pub fn held_at(
+    key: &str,
+    mesh_shape: &[u64],
+    placements: &[Placement],
+    global_shape: &[u64],
+    at: &[u64],
+) -> Result<Vec<(Region, Region)>> {
+    // The cuts below index `axes` by the placement's axis and divide by its factor, so bad placements end here.
+    check(key, mesh_shape, placements, global_shape)?;
+    if at.len() != mesh_shape.len() || at.iter().zip(mesh_shape).any(|(at, n)| at >= n) {
+        let (at, shape) = (Dims::from(at), Dims::from(mesh_shape));
+        let what = format!("the coordinate {at} is not one of a mesh of shape {shape}");
+        return Err(ModelError::invalid(key, what));
+    }
+
+    // Each mesh axis cuts what the axes before it left, so an axis of the tensor may be cut several times.
+    let mut axes: Vec<Vec<Range<u64>>> = global_shape
+        .iter()
+        .map(|&n| std::iter::once(0..n).collect())
+        .collect();
+    for ((p, &index), &parts) in placements.iter().zip(at).zip(mesh_shape) {
+        let (dim, split_factor) = match *p {
+            Placement::Shard(dim) => (dim, 1),
+            Placement::StridedShard { dim, split_factor } => (dim, split_factor),
+            Placement::Replicate | Placement::Partial => continue,
+        };
+        axes[dim] = cut(&axes[dim], split_factor, parts, index);
+    }
+    Ok(boxes(&axes, global_shape))
 }
 
 /// What is left of an axis: the elements that `ranges` list are cut into `split_factor` parts by torch.chunk's rule, each part into

@@ -93,7 +93,7 @@ impl fmt::Display for Damage {
 /// Each list ends when it takes 16 MiB. Findings after that are in [`unlisted`](Self::unlisted). So a list with findings is never empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyReport {
-    /// What is wrong. The checkpoint is sound if this and the next three lists are empty.
+    /// What is wrong. The checkpoint is sound if this, the next three lists and `incomplete` are empty.
     pub damage: Vec<Damage>,
     /// What could not be checked, because of I/O.
     pub unchecked: Vec<Damage>,
@@ -103,6 +103,9 @@ pub struct VerifyReport {
     /// Items that exceed the [`ReadLimits`](crate::ReadLimits). They may be sound.
     #[serde(default)]
     pub not_read: Vec<Damage>,
+    /// Parts of the checkpoint that are not there, although what is there is sound: the files of some ranks.
+    #[serde(default)]
+    pub incomplete: Vec<Damage>,
     /// Files of metadata that another program has saved since, with other data files. This is no damage.
     #[serde(default)]
     pub changed: Vec<Damage>,
@@ -134,6 +137,12 @@ impl fmt::Display for VerifyReport {
                 0 => {}
                 n => counts.push(format!("{n} {verdict}")),
             }
+        }
+        for found in &self.incomplete {
+            writeln!(f, "incomplete: {found}")?;
+        }
+        if !self.incomplete.is_empty() {
+            counts.push("incomplete".into());
         }
         for found in &self.changed {
             writeln!(f, "changed: {found}")?;

@@ -646,6 +646,12 @@ pub trait StorageReader: ReaderHooks {
         None
     }
 
+    /// Where the elements of a tensor are that no file of the place holds, if the format knows it: a clause for the error of whoever reads
+    /// them. The default is that it does not.
+    fn lacks(&self, _key: &str) -> Option<String> {
+        None
+    }
+
     /// Checks that a tensor may be read: that the limits allow it, and that what is said of it does not contradict itself. It is called
     /// before memory is allocated for the tensor. The default allows all.
     ///

@@ -53,5 +53,8 @@ pub use outline::{
     Contents, Found, FoundDict, FoundModule, KeyType, Leaf, Modules, ObjectAt, Outline,
     ScriptClasses,
 };
-pub use tensor::{Location, StorageRef, TensorRef};
+pub use tensor::{
+    Location, Mesh, PartRef, Spread, SpreadFile, SpreadGroup, SpreadPath, SpreadTable, StorageRef,
+    TensorRef,
+};
 pub use value::{Encoded, EncodedTree, Part, PartDict, PartTree, Stored, encode, encode_tree};

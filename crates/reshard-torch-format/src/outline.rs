@@ -7,7 +7,7 @@ mod reach;
 mod unsaid;
 
 use crate::{
-    Budget, Error, Limits, Result, StorageRef, TensorRef,
+    Budget, Error, Limits, PartRef, Result, StorageRef, TensorRef,
     archive::ByteOrder,
     pickle::{Graph, Id, run},
     value::{Decoder, made},
@@ -67,6 +67,13 @@ pub struct Found {
     pub path: Path,
     /// What it is.
     pub leaf: Leaf,
+}
+
+impl Found {
+    /// A leaf at a path.
+    pub fn new(path: Path, leaf: Leaf) -> Self {
+        Self { path, leaf }
+    }
 }
 
 /// A container of a file that a plain dict with texts as keys, or a list, can't stand for.
@@ -151,6 +158,8 @@ pub struct FoundModule {
 pub enum Leaf {
     /// A dense tensor or a parameter, or why its description makes no sense.
     Tensor(Result<Box<TensorRef>>),
+    /// The part of a global tensor that one rank holds: a DTensor or a ShardedTensor.
+    Part(Box<PartRef>),
     /// Anything else.
     Object(ObjectAt),
 }

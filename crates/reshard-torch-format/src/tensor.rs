@@ -2,11 +2,14 @@
 
 mod bits;
 mod parse;
+mod part;
 mod storage;
 
+pub use part::{Mesh, PartRef, Spread, SpreadFile, SpreadGroup, SpreadPath, SpreadTable};
 pub use storage::{Location, StorageRef};
 
 pub(crate) use parse::{Wrapped, tensor_of};
+pub(crate) use part::{Meshes, is_part, part_of};
 pub(crate) use storage::{Stored, element_size, storage_of};
 
 use crate::{

@@ -124,6 +124,12 @@ impl Dicts {
         )
     }
 
+    /// Those of the files of ranks: each is that of the checkpoint if all ranks that have it agree.
+    pub(crate) fn of_ranks(self, names: &[String]) -> Annotations {
+        let name = |n: u32| names.get(n as usize).map_or("", String::as_str).into();
+        self.annotations(|_, value, _| value.is_some(), name)
+    }
+
     fn annotations(
         self,
         whole: impl Fn(&AnnotationId, &Option<Value>, usize) -> bool,

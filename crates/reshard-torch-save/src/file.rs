@@ -1,6 +1,7 @@
 //! One file of `torch.save`: its pickle, and where its storages lie.
 
 mod legacy;
+mod safetensors;
 mod window;
 mod zip;
 
@@ -16,7 +17,11 @@ use reshard_torch_format::{
     StorageRef, TensorRef,
     archive::{ByteOrder, Method, RECORDS, Record},
 };
-use std::{collections::BTreeSet, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
 
 pub(crate) use window::length;
 pub(crate) use zip::{Zip, content};
@@ -42,6 +47,8 @@ pub(crate) enum Container {
     Legacy(LegacyHead),
     /// Only a pickle.
     Pickle,
+    /// No pickle, but a header of safetensors: where each tensor is.
+    Safetensors(BTreeMap<Box<str>, Range<u64>>),
 }
 
 /// So many bytes of the start of a file are read first. In a file by torch they hold the pickle of a model.
@@ -162,7 +169,9 @@ impl TorchFile {
     pub(crate) fn order(&self) -> ByteOrder {
         match &self.container {
             Container::Zip(zip) => zip.order,
-            Container::Legacy(_) | Container::Pickle => ByteOrder::Little,
+            Container::Legacy(_) | Container::Pickle | Container::Safetensors(_) => {
+                ByteOrder::Little
+            }
         }
     }
 
@@ -172,6 +181,10 @@ impl TorchFile {
             Container::Zip(zip) => storage.check(zip.directory.get(&storage.record())?.size),
             Container::Legacy(head) => match head.storages.get(&storage.key) {
                 Some(found) => storage.check(length(&found.data)),
+                None => Err(no_storage(storage)),
+            },
+            Container::Safetensors(tensors) => match tensors.get(&storage.key) {
+                Some(at) => storage.check(length(at)),
                 None => Err(no_storage(storage)),
             },
             Container::Pickle => Err(no_storage(storage)),
@@ -203,7 +216,7 @@ impl TorchFile {
                 let mut records = zip.directory.records();
                 records.all(|record| record.checksum().is_some())
             }
-            Container::Legacy(_) | Container::Pickle => false,
+            Container::Legacy(_) | Container::Pickle | Container::Safetensors(_) => false,
         }
     }
 
@@ -232,6 +245,7 @@ impl TorchFile {
                 })
             }
             Container::Legacy(head) => head.storages.get(&storage.key).map(|s| s.data.clone()),
+            Container::Safetensors(tensors) => tensors.get(&storage.key).cloned(),
             Container::Pickle => None,
         }
     }

@@ -29,6 +29,7 @@ mod names;
 mod open;
 mod overhead;
 mod planner;
+mod ranks;
 mod reader;
 mod save;
 mod table;
@@ -41,3 +42,4 @@ pub mod testkit;
 
 pub use config::{TorchSaveConfig, TorchSaveLoadConfig};
 pub use names::NAME;
+pub use ranks::{RANK_FILES, RankFilesLoadConfig};

@@ -6,7 +6,7 @@ use crate::{
     file::{TorchFile, has_torch_content},
     index::{Index, Parsed},
     names::{INDEX, WEIGHTS, is_file, own_file},
-    reader::TorchSaveReader,
+    reader::{Kind, TorchSaveReader},
     table::Table,
 };
 use async_trait::async_trait;
@@ -65,7 +65,7 @@ impl LoadFormat for TorchSaveLoadConfig {
                 let open = self.open_modules;
                 let opened = TorchFile::open(cx, file.name, file.bytes, open).await?;
                 let table = Table::of(&opened, &cx.limits)?;
-                TorchSaveReader::new(cx, vec![Some(opened)], table, false)
+                TorchSaveReader::new(cx, vec![Some(opened)], table, Kind::File)
             }
         };
         Ok(Arc::new(reader))
@@ -106,7 +106,7 @@ async fn folder(cx: &OpenCx, index: Parsed, open_modules: bool) -> Result<TorchS
     let files: Vec<std::result::Result<TorchFile, Refused>> = opened.try_collect().await?;
     let table = Table::indexed(&files, index, &cx.limits)?;
     let files = files.into_iter().map(Result::ok).collect();
-    Ok(TorchSaveReader::new(cx, files, table, true))
+    Ok(TorchSaveReader::new(cx, files, table, Kind::Indexed))
 }
 
 /// So many files are opened at the same time. Each may take as much memory as one.

@@ -10,6 +10,10 @@ use crate::{
     error::refusal,
     file::{Container, TorchFile},
     names::own_file,
+    ranks::{
+        RANK_FILES,
+        names::{METADATA, ranks},
+    },
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, ObjectCodec, Payload};
@@ -22,7 +26,7 @@ use reshard_strategy::{
 };
 use std::{collections::BTreeSet, sync::Arc};
 
-pub(crate) use opened::TorchSaveReader;
+pub(crate) use opened::{Kind, TorchSaveReader};
 
 impl ReaderHooks for TorchSaveReader {
     fn plan_settings(&self) -> Option<String> {
@@ -33,7 +37,10 @@ impl ReaderHooks for TorchSaveReader {
 #[async_trait]
 impl StorageReader for TorchSaveReader {
     fn key(&self) -> BackendVersion {
-        BackendVersion::new(NAME, 1)
+        match self.kind {
+            Kind::File | Kind::Indexed => BackendVersion::new(NAME, 1),
+            Kind::Ranks => BackendVersion::new(RANK_FILES, 1),
+        }
     }
 
     fn metadata(&self) -> &Arc<Metadata> {
@@ -67,12 +74,12 @@ impl StorageReader for TorchSaveReader {
 
     /// Several files with an index hold flat dicts of tensors.
     fn capabilities(&self) -> Capabilities {
-        match self.indexed {
-            true => Capabilities {
+        match self.kind {
+            Kind::Indexed => Capabilities {
                 objects: |_, _| false,
                 ..Capabilities::DEFAULT
             },
-            false => Capabilities {
+            Kind::File | Kind::Ranks => Capabilities {
                 annotations: |_, _| dicts::KINDS,
                 splits_objects: true,
                 ..Capabilities::DEFAULT
@@ -85,6 +92,7 @@ impl StorageReader for TorchSaveReader {
             Container::Zip(_) => "PyTorch 1.6 or later (zip archive)",
             Container::Legacy(_) => "PyTorch 0.1.10 to 1.5 (the layout before zip archives)",
             Container::Pickle => "pickle, without PyTorch's container",
+            Container::Safetensors(_) => "safetensors",
         };
         let forms: BTreeSet<&str> = self.files.iter().flatten().map(form).collect();
         Producer {
@@ -98,6 +106,14 @@ impl StorageReader for TorchSaveReader {
 
     fn why_not(&self, key: &str) -> Option<String> {
         self.table.refused.get(key)?.why_not(key)
+    }
+
+    fn lacks(&self, key: &str) -> Option<String> {
+        let missing = self.table.absent.get(key)?;
+        let others = ranks(missing.iter().copied());
+        Some(format!(
+            "{others} of its mesh have the rest, and their files are not here"
+        ))
     }
 
     fn permits(&self, key: &str) -> Result<()> {
@@ -123,6 +139,7 @@ impl StorageReader for TorchSaveReader {
         let name = file.name.as_str();
         match own_file(name) {
             _ if self.names().contains(name) => FileRole::Part,
+            _ if self.kind == Kind::Ranks && name == METADATA => FileRole::Part,
             Some(_) => FileRole::Leftover,
             None => FileRole::Foreign,
         }

@@ -6,12 +6,19 @@ use crate::{
     file::TorchFile,
     index::Parsed,
     names::INDEX,
+    ranks::{
+        names::ranks,
+        part::{Missing, OfRank, Parts, Replica},
+    },
 };
 use reshard_model::{Path, PathOfKey, Region};
 use reshard_plan::{Annotations, Metadata, MetadataBuilder, PlannerData, TensorProperties};
 use reshard_strategy::{REPEATED, ReadLimits, Refused, Result, repeats};
 use reshard_torch_format::{Contents, Found, FoundModule, Leaf, ObjectAt, TensorRef};
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// A leaf, and the number of its file.
 pub(crate) type At<T> = (u32, T);
@@ -31,15 +38,27 @@ pub(crate) struct Table {
     pub(crate) modules: Vec<At<FoundModule>>,
     /// Leaves that the index does not name, with their files.
     pub(crate) unnamed: Vec<(Box<str>, String)>,
+    /// Pieces of tensors that several ranks hold, but for the one that is read.
+    pub(crate) replicas: Vec<Replica>,
+    /// Tensors that are not whole, because the files of these ranks are not there.
+    pub(crate) absent: BTreeMap<Box<str>, Arc<BTreeSet<u32>>>,
+    /// Files of ranks that are missing, in words.
+    pub(crate) missing: Vec<String>,
+    /// Files of ranks that can't be opened.
+    pub(crate) broken: Vec<Refused>,
+    /// Files of items that are not read.
+    pub(crate) others: Vec<String>,
 }
 
 /// A table that is made. Its metadata come last.
 #[derive(Default)]
-struct TableBuilder {
-    table: Table,
+pub(crate) struct TableBuilder {
+    pub(crate) table: Table,
     builder: MetadataBuilder,
     paths: PathOfKey,
     dicts: Dicts,
+    /// The ranks that the last tensor lacks.
+    pub(crate) missing: Option<Missing>,
 }
 
 impl Table {
@@ -54,9 +73,27 @@ impl Table {
             let key: Box<str> = found.path.to_string().into();
             tables.add(0, file, key, found)?;
         }
-        let paths = std::mem::take(&mut tables.paths);
         let annotations = std::mem::take(&mut tables.dicts).of_one_file(file.name.as_str());
-        tables.finish(paths, annotations, limits)
+        let mut table = tables.finish_with_paths(annotations, limits)?;
+        table.missing = table.missing_of_part();
+        Ok(table)
+    }
+
+    /// The ranks that hold the rest of the tensors of one file, in words.
+    fn missing_of_part(&self) -> Vec<String> {
+        // Most tensors lack the same ranks.
+        let mut all: BTreeSet<u32> = BTreeSet::new();
+        let mut last: Option<&Arc<BTreeSet<u32>>> = None;
+        for missing in self.absent.values() {
+            if !last.is_some_and(|last| Arc::ptr_eq(last, missing)) {
+                all.extend(&**missing);
+            }
+            last = Some(missing);
+        }
+        match all.is_empty() {
+            true => Vec::new(),
+            false => vec![format!("the files of {} are missing", ranks(all))],
+        }
     }
 
     /// Of the files of an index. Files that can't be opened come with the reason.
@@ -150,27 +187,40 @@ impl TableBuilder {
         let name = file.name.as_str();
         let Found { path, leaf, .. } = found;
         match leaf {
-            Leaf::Object(object) => {
-                self.builder.add_object(&key)?;
-                self.table.objects.push((n, object));
+            Leaf::Object(object) => self.object(n, key, path, object),
+            Leaf::Part(part) => {
+                let fits = part.pieces.iter().map(|(_, t)| file.has(&t.storage));
+                let fits: Result<(), _> = fits.collect();
+                let of = OfRank {
+                    file: n,
+                    name,
+                    rank: None,
+                    part,
+                };
+                let parts = match fits {
+                    Ok(()) => Parts::of(vec![of], &BTreeSet::new(), &mut self.missing),
+                    Err(e) => Err(refused(&key, e, name)),
+                };
+                match parts {
+                    Ok(parts) => self.parts(&key, path, parts),
+                    Err(why) => {
+                        self.table.refused.insert(key, why);
+                        Ok(())
+                    }
+                }
             }
             Leaf::Tensor(described) => {
                 let fits = described.and_then(|t| file.has(&t.storage).map(|()| t));
                 match fits {
-                    Ok(tensor) => {
-                        self.dicts.add_tensor(n, &path, &tensor);
-                        self.tensor(n, &key, *tensor)?;
-                    }
+                    Ok(tensor) => self.whole(n, key, path, *tensor),
                     Err(e) => {
                         let why = refused(&key, e, name);
                         self.table.refused.insert(key, why);
-                        return Ok(());
+                        Ok(())
                     }
                 }
             }
         }
-        self.paths.insert(key, path);
-        Ok(())
     }
 
     fn tensor(&mut self, n: u32, key: &str, tensor: TensorRef) -> Result<()> {
@@ -194,6 +244,72 @@ impl TableBuilder {
         }
         self.table.tensors.push((n, tensor));
         Ok(())
+    }
+
+    /// Adds a tensor of which ranks hold parts.
+    pub(crate) fn parts(&mut self, key: &str, path: Path, parts: Parts) -> Result<()> {
+        let Parts {
+            pieces,
+            missing,
+            of,
+            ..
+        } = parts;
+        let Some((dtype, shape, requires_grad)) = of else {
+            return Ok(());
+        };
+        let properties = TensorProperties {
+            requires_grad,
+            ..TensorProperties::default()
+        };
+        let id = self.builder.add_tensor(key, dtype, &shape, properties)?;
+        for (region, holders) in pieces {
+            let chunk = self.builder.add_chunk(id, &region)?;
+            let mut holders = holders.into_iter();
+            self.table.tensors.extend(holders.next());
+            let others = holders.map(|(file, tensor)| Replica {
+                of: chunk,
+                file,
+                tensor,
+            });
+            self.table.replicas.extend(others);
+        }
+        if !missing.is_empty() {
+            self.table.absent.insert(key.into(), missing);
+        }
+        self.paths.insert(key.into(), path);
+        Ok(())
+    }
+
+    /// Adds a tensor that one file holds as a whole.
+    pub(crate) fn whole(
+        &mut self,
+        n: u32,
+        key: Box<str>,
+        path: Path,
+        tensor: TensorRef,
+    ) -> Result<()> {
+        self.dicts.add_tensor(n, &path, &tensor);
+        self.tensor(n, &key, tensor)?;
+        self.paths.insert(key, path);
+        Ok(())
+    }
+
+    /// Adds an object.
+    pub(crate) fn object(&mut self, n: u32, key: Box<str>, path: Path, at: ObjectAt) -> Result<()> {
+        self.builder.add_object(&key)?;
+        self.table.objects.push((n, at));
+        self.paths.insert(key, path);
+        Ok(())
+    }
+
+    /// The table, with the paths of all leaves.
+    pub(crate) fn finish_with_paths(
+        mut self,
+        annotations: Annotations,
+        limits: &ReadLimits,
+    ) -> Result<Table> {
+        let paths = std::mem::take(&mut self.paths);
+        self.finish(paths, annotations, limits)
     }
 
     fn finish(

@@ -1,6 +1,6 @@
 //! What fuzz targets call: whatever the bytes are, nothing panics.
 
-use crate::TorchSaveLoadConfig;
+use crate::{RankFilesLoadConfig, TorchSaveLoadConfig};
 use futures_executor::block_on;
 use reshard_plan::{ChunkId, ObjectId};
 use reshard_storage::{Name, Progress, testkit::MemoryStore};
@@ -9,15 +9,30 @@ use std::sync::Arc;
 
 /// Any bytes as a file: it is opened, verified, and its objects are decoded.
 pub fn file(bytes: &[u8]) {
-    place(&[("model.pt", bytes)]);
+    place(&TorchSaveLoadConfig::default(), &[("model.pt", bytes)]);
+}
+
+/// Any bytes as the files of two ranks, and as the metadata of `torch_checkpointing` beside them.
+pub fn rank_files(metadata: &[u8], first: &[u8], second: &[u8]) {
+    let files = [
+        ("metadata.pkl", metadata),
+        ("model_0.pt", first),
+        ("model_1.safetensors", second),
+    ];
+    place(&RankFilesLoadConfig::default(), &files);
+    place(
+        &RankFilesLoadConfig::default(),
+        &[("rank0.pt", first), ("rank1.pt", second)],
+    );
 }
 
 /// Any bytes as an index, beside a file of any bytes.
 pub fn index(index: &[u8], file: &[u8]) {
-    place(&[(crate::names::INDEX, index), (crate::names::WEIGHTS, file)]);
+    let files = [(crate::names::INDEX, index), (crate::names::WEIGHTS, file)];
+    place(&TorchSaveLoadConfig::default(), &files);
 }
 
-fn place(files: &[(&str, &[u8])]) {
+fn place(format: &dyn LoadFormat, files: &[(&str, &[u8])]) {
     let store = MemoryStore::new();
     for (name, bytes) in files {
         if let Ok(name) = Name::new(*name) {
@@ -29,7 +44,7 @@ fn place(files: &[(&str, &[u8])]) {
         .with_max_whole(16 << 20);
     let cx = OpenCx::new(Arc::new(store)).with_limits(limits);
     block_on(async {
-        let Ok(reader) = TorchSaveLoadConfig::default().open(&cx).await else {
+        let Ok(reader) = format.open(&cx).await else {
             return;
         };
         let none = Progress::none();

@@ -14,6 +14,7 @@ fn a_program_that_names_only_the_facade_has_all_that_is_built_in() {
             "save_sharded of torch_save/1",
             "save_sharded of zarr/1",
             "save_sharded of zarr3/1",
+            "load_sharded of rank_files/1",
             "load_sharded of safetensors/1",
             "load_sharded of tensor_bundle/2",
             "load_sharded of torch_dist/1",

@@ -41,6 +41,8 @@ pub(super) struct Facts {
     /// What is not known to be wrong, and can't be read.
     pub(super) not_understood: Vec<String>,
     pub(super) not_read: Vec<String>,
+    /// What is not there, such as the files of some ranks.
+    pub(super) incomplete: Vec<String>,
     /// How many findings are not in these three lists.
     pub(super) not_listed: NotListed,
     pub(super) sidecar: Option<Sidecar>,
@@ -115,6 +117,7 @@ impl Facts {
             .collect();
         let not_understood = quick.not_understood.iter().map(findings::line).collect();
         let not_read = quick.not_read.iter().map(findings::line).collect();
+        let incomplete = quick.incomplete.iter().map(findings::line).collect();
         let not_listed = NotListed::of(&quick.unlisted);
         drop(quick);
 
@@ -159,6 +162,7 @@ impl Facts {
             is_damaged,
             not_understood,
             not_read,
+            incomplete,
             not_listed,
             sidecar,
             notes,

@@ -151,6 +151,10 @@ fn noun(kind: AnnotationKind) -> (&'static str, &'static str) {
 fn condition(f: &Facts, out: &mut dyn Write) -> Result<()> {
     let rest = &f.not_listed;
     match f.problems.len() as u64 + rest.problems {
+        0 if !f.incomplete.is_empty() => {
+            let missing = f.incomplete.join("; ");
+            styled_fact(out, "coverage", BAD, format!("incomplete: {missing}"))?;
+        }
         0 => styled_fact(
             out,
             "coverage",
@@ -195,6 +199,22 @@ fn condition(f: &Facts, out: &mut dyn Write) -> Result<()> {
     few(out, "not followed", &not)
 }
 
+/// The regions of an incomplete tensor that are there.
+fn part(t: &TensorHandle) -> String {
+    let chunks = t.chunks();
+    let held: u64 = chunks.iter().filter_map(|c| c.region.volume()).sum();
+    if Some(held) == t.shape().volume() {
+        return "all".into();
+    }
+    let regions = chunks.iter().map(|c| c.region.to_string());
+    let regions: Vec<String> = regions.collect();
+    match table::few(&regions, FEW) {
+        ([], _) => "none".into(),
+        (all, None) => all.join(", "),
+        (all, Some(more)) => format!("{} and {more} more", all.join(", ")),
+    }
+}
+
 fn few(out: &mut dyn Write, name: &str, all: &[String]) -> Result<()> {
     few_of(out, name, all, 0)
 }
@@ -218,6 +238,7 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
     let objects = || c.objects().filter(|k| keys.has(k));
     if tensors().next().is_some() {
         writeln!(out)?;
+        let is_part = !f.incomplete.is_empty();
         let row = |t: TensorHandle| {
             [
                 t.key().into(),
@@ -226,10 +247,12 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
                 units::bytes(t.nbytes()),
                 units::count(t.chunks().len() as u64),
                 f.owners.get(t.key()).cloned().unwrap_or_default(),
+                if is_part { part(&t) } else { String::new() },
             ]
         };
         let owner = if f.owners.is_empty() { "" } else { "OWNER" };
-        let head = ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS", owner];
+        let parts = if is_part { "PART" } else { "" };
+        let head = ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS", owner, parts];
         table::rows(out, head, || tensors().map(row))?;
     }
     if objects().next().is_some() {

@@ -239,6 +239,10 @@ impl StorageReader for Reader {
         self.base.why_not(key)
     }
 
+    fn lacks(&self, key: &str) -> Option<String> {
+        self.base.lacks(key)
+    }
+
     fn permits(&self, key: &str) -> Result<()> {
         self.base.permits(key)
     }

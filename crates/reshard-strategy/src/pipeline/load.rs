@@ -184,6 +184,14 @@ fn explained(mut e: PlanError, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Str
         _ => None,
     };
     let why = || problems.0.iter().find_map(|p| from.why_not(&p.key));
+    // A hole is no damage if the format knows who has the elements.
+    let lacking = problems.0.iter().find_map(|p| match p.fault {
+        Fault::Hole { .. } => Some(format!("{p}: {}", from.lacks(&p.key)?)),
+        _ => None,
+    });
+    if let Some(what) = lacking {
+        return StrategyError::NotStored { what };
+    }
     match problems.0.iter().find_map(contradiction) {
         Some(contradiction) => contradiction,
         None => why().map_or_else(|| e.into(), |what| unsupported(what, from)),

@@ -453,6 +453,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
         self.inner.why_not(key)
     }
 
+    fn lacks(&self, key: &str) -> Option<String> {
+        self.inner.lacks(key)
+    }
+
     fn permits(&self, key: &str) -> Result<()> {
         self.inner.permits(key)
     }

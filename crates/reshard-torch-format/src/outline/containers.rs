@@ -2,7 +2,7 @@
 
 use crate::{
     pickle::{Graph, How, Id, Node},
-    tensor::{Wrapped, tensor_of},
+    tensor::{Wrapped, is_part, tensor_of},
 };
 use std::borrow::Cow;
 
@@ -171,5 +171,5 @@ pub(super) fn name(graph: &Graph<'_>, id: Id) -> Option<Box<str>> {
 
 /// Whether a node is a tensor, or would be one if its description made sense.
 pub(super) fn is_tensor(graph: &Graph<'_>, id: Id) -> bool {
-    !matches!(tensor_of(graph, id, Wrapped::Any), Ok(None))
+    is_part(graph, id) || !matches!(tensor_of(graph, id, Wrapped::Any), Ok(None))
 }

@@ -7,9 +7,9 @@ use super::{
     unsaid::{Survey, Unsaid, can_change, in_words},
 };
 use crate::{
-    Budget, Limits, Result,
+    Budget, Error, Limits, Result,
     pickle::{Graph, Id, Node},
-    tensor::{Wrapped, tensor_of},
+    tensor::{Meshes, Wrapped, part_of, tensor_of},
 };
 use reshard_model::{Path, Step};
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
@@ -59,6 +59,7 @@ pub(super) fn contents<'g>(
         around: Vec::new(),
         first: BTreeMap::new(),
         leaves: BTreeMap::new(),
+        meshes: Meshes::default(),
     };
     walk.out.opens = true;
     match (walk.named(root)?, graph.node(root)) {
@@ -132,6 +133,7 @@ struct Walk<'g, 'a> {
     first: BTreeMap<Id, Path>,
     /// The first leaf that is this object, by its number.
     leaves: BTreeMap<Id, usize>,
+    meshes: Meshes,
 }
 
 impl<'g, 'a> Walk<'g, 'a> {
@@ -416,7 +418,12 @@ impl<'g, 'a> Walk<'g, 'a> {
                 }
                 Leaf::Tensor(Ok(Box::new(tensor)))
             }
-            Ok(None) => Leaf::Object(ObjectAt(id)),
+            Ok(None) => match part_of(self.graph, id, &mut self.meshes, &mut self.budget) {
+                Ok(Some(part)) => Leaf::Part(Box::new(part)),
+                Ok(None) => Leaf::Object(ObjectAt(id)),
+                Err(e @ Error::Limit { .. }) => return Err(e),
+                Err(e) => Leaf::Tensor(Err(e)),
+            },
             Err(e) => Leaf::Tensor(Err(e)),
         };
         let path = self.place();

@@ -239,10 +239,10 @@ fn axes<'g>(graph: &'g Graph<'_>, id: Id) -> Option<&'g [Id]> {
     }
 }
 
-/// Whole numbers.
-fn dims(graph: &Graph<'_>, id: Id) -> Option<Dims> {
+/// Whole numbers, of at most so many axes as a tensor may have.
+pub(super) fn dims(graph: &Graph<'_>, id: Id) -> Option<Dims> {
     let mut out = Dims::default();
-    for &item in axes(graph, id)? {
+    for &item in axes(graph, id).filter(|all| all.len() <= MAX_AXES)? {
         out.push(u64::try_from(graph.as_int(item)?).ok()?);
     }
     Some(out)

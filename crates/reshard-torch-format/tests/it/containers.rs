@@ -19,6 +19,7 @@ fn keys(contents: &Contents) -> (Vec<String>, Vec<String>) {
         match &found.leaf {
             Leaf::Tensor(Ok(_)) => tensors.push(found.path.to_string()),
             Leaf::Tensor(Err(e)) => panic!("{e}"),
+            Leaf::Part(part) => panic!("{part:?}"),
             Leaf::Object(_) => objects.push(found.path.to_string()),
         }
     }

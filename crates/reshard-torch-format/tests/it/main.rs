@@ -15,6 +15,7 @@ mod hostile;
 mod machine;
 mod modules;
 mod objects;
+mod parts;
 mod python;
 mod rebuild;
 mod samples;

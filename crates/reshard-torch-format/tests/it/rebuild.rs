@@ -69,6 +69,7 @@ fn every_rebuild_is_a_tensor_or_an_object_of_its_name() {
                 assert_eq!(tensor.shape.len(), 2, "{name}");
             }
             Leaf::Tensor(Err(e)) => panic!("{name}: {e}"),
+            Leaf::Part(part) => panic!("{name}: {part:?}"),
             Leaf::Object(at) => {
                 assert!(!dense.contains(&name), "{name}");
                 let fetch = |_: &_, _: &mut _| Ok(vec![0; 16].into());

@@ -61,7 +61,13 @@ impl TorchSaveReader {
     }
 
     /// An object with its tensors.
-    async fn value(&self, n: u32, key: &str, object: ObjectAt, verify: bool) -> Result<Value> {
+    pub(crate) async fn value(
+        &self,
+        n: u32,
+        key: &str,
+        object: ObjectAt,
+        verify: bool,
+    ) -> Result<Value> {
         let file = self.file(n)?;
         let needs = file.outline(&self.limits, |outline| outline.storages(&[object]))?;
         let all = needs.iter().map(|storage| storage.len);
@@ -93,7 +99,7 @@ impl TorchSaveReader {
     }
 
     /// The bytes of a storage.
-    async fn storage(
+    pub(crate) async fn storage(
         &self,
         file: &TorchFile,
         key: &str,
@@ -116,7 +122,7 @@ impl TorchSaveReader {
                 let stored = read(at).await?;
                 content(record, stored, file.bytes, &self.limits, verify).map_err(damaged)
             }
-            Container::Legacy(_) | Container::Pickle => match file.place(storage) {
+            _ => match file.place(storage) {
                 Some(at) => read(at).await,
                 None => Ok(Bytes::new()),
             },

@@ -19,6 +19,17 @@ use std::{
 /// The most modules that are named.
 const MODULES: usize = 5;
 
+/// How the files of a checkpoint belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One file, which has all.
+    File,
+    /// An index says which file has which key.
+    Indexed,
+    /// Each rank has a file.
+    Ranks,
+}
+
 #[derive(Debug)]
 pub(crate) struct TorchSaveReader {
     pub(super) store: Arc<dyn Store>,
@@ -28,8 +39,8 @@ pub(crate) struct TorchSaveReader {
     pub(super) table: Table,
     /// Those that could be opened.
     pub(super) files: Vec<Option<TorchFile>>,
-    /// Whether there is an index.
-    pub(super) indexed: bool,
+    /// How the files belong together.
+    pub(super) kind: Kind,
     /// Whether the file of a whole model is next to the index, which does not name it.
     pub(super) rival: bool,
     /// Unpacked parts of storages.
@@ -43,7 +54,7 @@ impl TorchSaveReader {
         cx: &OpenCx,
         files: Vec<Option<TorchFile>>,
         mut table: Table,
-        indexed: bool,
+        kind: Kind,
     ) -> Self {
         let metadata = std::mem::take(&mut table.metadata);
         Self {
@@ -55,9 +66,23 @@ impl TorchSaveReader {
             values: Mutex::default(),
             table,
             files,
-            indexed,
+            kind,
             rival: false,
         }
+    }
+
+    /// The same with another table.
+    pub(crate) fn with_table(mut self, mut table: Table) -> Self {
+        self.metadata = Arc::new(std::mem::take(&mut table.metadata));
+        Self { table, ..self }
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    pub(crate) fn limits(&self) -> &ReadLimits {
+        &self.limits
     }
 
     /// The same, next to the file of a whole model that its index does not name.
@@ -80,6 +105,23 @@ impl TorchSaveReader {
         for module in self.modules(false) {
             out.push(format!(
                 "{module}; --open-modules, the setting `open_modules`, reads them under the names of its state_dict()"
+            ));
+        }
+        let one = self.kind == Kind::File;
+        for missing in &self.table.missing {
+            out.push(match one {
+                true => format!("it is the part of one rank: {missing}; the folder with the files of all ranks is the checkpoint"),
+                false => format!("it is incomplete: {missing}"),
+            });
+        }
+        for why in &self.table.broken {
+            let file = why.file.as_deref().unwrap_or_default();
+            out.push(format!("{file} can't be opened: {}", why.what));
+        }
+        if !self.table.others.is_empty() {
+            let names = few(self.table.others.iter().map(String::as_str));
+            out.push(format!(
+                "{names} are not read: they are neither files of torch.save nor safetensors"
             ));
         }
         for file in self.files.iter().flatten() {
@@ -120,7 +162,7 @@ impl TorchSaveReader {
         }
     }
 
-    pub(super) fn file(&self, number: u32) -> Result<&TorchFile> {
+    pub(crate) fn file(&self, number: u32) -> Result<&TorchFile> {
         let file = self.files.get(number as usize).and_then(Option::as_ref);
         file.ok_or_else(|| StrategyError::Internal(format!("there is no file {number}")))
     }
@@ -128,7 +170,7 @@ impl TorchSaveReader {
     /// Names of the files that it consists of.
     pub(super) fn names(&self) -> BTreeSet<&str> {
         let files = self.files.iter().flatten();
-        let index = self.indexed.then_some(INDEX);
+        let index = (self.kind == Kind::Indexed).then_some(INDEX);
         files.map(|file| file.name.as_str()).chain(index).collect()
     }
 }

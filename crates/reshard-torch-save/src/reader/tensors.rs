@@ -55,6 +55,13 @@ pub(super) async fn read(
                     .map(|key| place(key).ok_or_else(|| lost_storage(key)));
                 places.collect::<Result<_>>()?
             }
+            Container::Safetensors(tensors) => {
+                let place = |key: &str| Some((None, tensors.get(key)?.clone()));
+                let places = keys
+                    .iter()
+                    .map(|key| place(key).ok_or_else(|| lost_storage(key)));
+                places.collect::<Result<_>>()?
+            }
             Container::Pickle => return Err(lost_storage("of a pickle")),
         };
         for ((record, at), wanted) in places.into_iter().zip(storages) {

@@ -5,9 +5,11 @@ use crate::{
     error::{lost, unreadable},
     file::{Container, TorchFile, Zip, length},
     names::INDEX,
+    ranks::compare,
 };
 use async_trait::async_trait;
 use reshard_model::ErrorKind;
+use reshard_plan::Fault;
 use reshard_storage::{Progress, StorageError};
 use reshard_strategy::{
     CheckedItems, ChunkCheck, Crc32, Damage, ItemVerifier, ObjectCheck, ReadCx, ReadObject, Result,
@@ -17,7 +19,10 @@ use reshard_torch_format::{
     LegacyHead,
     archive::{Framing, Inflate, Method, Record, Unconfirmed},
 };
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
@@ -42,6 +47,16 @@ impl<'r> Verifier<'r> {
                 run.error(key, &e);
             }
         }
+        for why in &reader.table.broken {
+            let found = Damage {
+                file: why.file.clone(),
+                offset: why.offset,
+                ..Damage::new(&*why.what)
+            };
+            run.report.add(why.kind, found);
+        }
+        let missing = reader.table.missing.iter().map(Damage::new);
+        run.report.incomplete.extend(missing);
         let storages = storages(reader, run.items);
         for (number, file) in (0u32..).zip(&reader.files) {
             let Some(file) = file else { continue };
@@ -64,15 +79,26 @@ impl<'r> Verifier<'r> {
                     }
                 }
                 Container::Legacy(head) => check.legacy(head, &is_read, report).await,
+                Container::Safetensors(tensors) => {
+                    check.safetensors(tensors, &is_read, report).await
+                }
                 Container::Pickle => {}
             }
         }
+        compare_replicas(reader, run).await;
         Self(reader)
     }
 }
 
 #[async_trait]
 impl<'r> ItemVerifier<'r> for Verifier<'r> {
+    /// A hole that missing files explain is reported once, with these.
+    fn fault(&self, key: &'r str, fault: &Fault, run: &mut VerifyRun<'r>) {
+        if !matches!(fault, Fault::Hole { .. }) || !self.0.table.absent.contains_key(key) {
+            run.corrupt(key, fault.text());
+        }
+    }
+
     async fn chunk(&mut self, _: ChunkCheck<'r>, _: &mut VerifyRun<'r>) -> Result<u64> {
         Ok(0)
     }
@@ -83,6 +109,38 @@ impl<'r> ItemVerifier<'r> for Verifier<'r> {
             self.0.read_objects(&[ReadObject { object }], &cx).await?;
         }
         Ok(0)
+    }
+}
+
+/// Compares the pieces that several ranks hold. Without their checksums, they are read only if their tensor is.
+async fn compare_replicas<'r>(reader: &'r TorchSaveReader, run: &mut VerifyRun<'r>) {
+    for replica in &reader.table.replicas {
+        let Some((tensor, region)) = reader.metadata.chunk(replica.of) else {
+            continue;
+        };
+        let key = tensor.key();
+        let Some((n, read)) = reader.table.tensors.get(replica.of.0 as usize) else {
+            continue;
+        };
+        let (one, other) = ((*n, read), (replica.file, &replica.tensor));
+        let same = match compare::by_checksum(reader, one, other) {
+            Some(same) => Ok(same),
+            None if run.items.has_chunk(replica.of) => compare::same(reader, key, one, other).await,
+            None => continue,
+        };
+        let name = |n: u32| reader.file(n).map_or("", |file| file.name.as_str());
+        match same {
+            Ok(true) => {}
+            Ok(false) => {
+                let what = format!(
+                    "its replicas differ: {region} has other elements here than in {}",
+                    name(*n)
+                );
+                let found = Damage::new(what).of_key(key).in_file(name(replica.file));
+                run.report.add(ErrorKind::Corrupt, found);
+            }
+            Err(e) => run.error(key, &e),
+        }
     }
 }
 
@@ -213,6 +271,28 @@ impl FileCheck<'_> {
         }
         let left = frame.finish();
         left.map_err(|e| unreadable(e, "the archive", name.as_str()))
+    }
+
+    /// Files of safetensors have no checksums. What is read shows at least that the bytes are there.
+    async fn safetensors(
+        &self,
+        tensors: &BTreeMap<Box<str>, Range<u64>>,
+        is_read: IsRead<'_>,
+        report: &mut VerifyReport,
+    ) {
+        let (store, name) = (&*self.reader.store, &self.file.name);
+        for (key, at) in tensors {
+            if !is_read(key) {
+                continue;
+            }
+            match crc_of::<Crc32>(store, name, at.clone(), STEP, self.progress).await {
+                Ok(_) => {
+                    report.bytes += length(at);
+                    report.without_checksum += 1;
+                }
+                Err(e) => report.add_error(Some(key), &self.lost(e)),
+            }
+        }
     }
 
     /// Old files have no checksums, but each storage says how many elements it has.

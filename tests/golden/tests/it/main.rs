@@ -11,6 +11,7 @@ mod loads;
 mod meshes;
 mod one_reader;
 mod places;
+mod rank_files;
 mod read;
 mod removal;
 mod safetensors;

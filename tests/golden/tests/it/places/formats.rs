@@ -118,7 +118,13 @@ static LOCALS: LazyLock<Vec<Local>> = LazyLock::new(|| {
         find(&root, before, &known, &mut out);
     }
     let count = |backend: &str| out.iter().filter(|l| l.backend == backend).count();
-    for backend in ["safetensors", "tensor_bundle", "torch_save", "zarr"] {
+    for backend in [
+        "rank_files",
+        "safetensors",
+        "tensor_bundle",
+        "torch_save",
+        "zarr",
+    ] {
         println!("{backend}: {}", count(backend));
         assert!(count(backend) > 0, "no checkpoint in {backend}");
     }
