@@ -22,6 +22,7 @@ use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::{
     collections::BTreeSet,
+    io::Write,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -239,33 +240,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     if args.reading.json {
         return json::write(io.out, report);
     }
-    let rest = &report.unlisted;
-    for line in lines(&report.changed) {
-        writeln!(io.out, "{}  {line}", styled(BAD, "changed"))?;
-    }
-    for (word, found, rest) in [
-        ("damaged", &report.damage, &rest.damage),
-        ("unchecked", &report.unchecked, &rest.unchecked),
-        (
-            "not understood",
-            &report.not_understood,
-            &rest.not_understood,
-        ),
-        ("not read", &report.not_read, &rest.not_read),
-        ("incomplete", &report.incomplete, &Rest::default()),
-    ] {
-        for line in lines(found) {
-            writeln!(io.out, "{}  {line}", styled(BAD, word))?;
-        }
-        if rest.findings > 0 {
-            let more = format!("and {}", more_findings(rest.findings));
-            writeln!(io.out, "{}  {more}", styled(BAD, word))?;
-        }
-    }
-
-    for global in &report.unsafe_globals {
-        writeln!(io.out, "{}  {}", styled(BAD, "unsafe"), global.line())?;
-    }
+    print_findings(report, io.out)?;
     note_unknown(report, io)?;
     note_beside(&report.beside_integrity, io)?;
     let looked = match (&report.sample, args.quick) {
@@ -297,7 +272,10 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             ));
         }
         "damaged" => {
-            let n = units::some(report.damage.len() as u64 + rest.damage.findings, "problem");
+            let n = units::some(
+                report.damage.len() as u64 + report.unlisted.damage.findings,
+                "problem",
+            );
             io.out.flush()?;
             writeln!(io.err, "{n} in {looked}")?;
             let all = match report.damage.len() {
@@ -334,6 +312,38 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         writeln!(io.out, "not covered  {line}")?;
     }
     io.out.flush()?;
+    Ok(())
+}
+
+/// Prints all findings.
+fn print_findings(report: &Report, out: &mut dyn Write) -> Result<()> {
+    let rest = &report.unlisted;
+    for line in lines(&report.changed) {
+        writeln!(out, "{}  {line}", styled(BAD, "changed"))?;
+    }
+    for (word, found, rest) in [
+        ("damaged", &report.damage, &rest.damage),
+        ("unchecked", &report.unchecked, &rest.unchecked),
+        (
+            "not understood",
+            &report.not_understood,
+            &rest.not_understood,
+        ),
+        ("not read", &report.not_read, &rest.not_read),
+        ("incomplete", &report.incomplete, &Rest::default()),
+    ] {
+        for line in lines(found) {
+            writeln!(out, "{}  {line}", styled(BAD, word))?;
+        }
+        if rest.findings > 0 {
+            let more = format!("and {}", more_findings(rest.findings));
+            writeln!(out, "{}  {more}", styled(BAD, word))?;
+        }
+    }
+
+    for global in &report.unsafe_globals {
+        writeln!(out, "{}  {}", styled(BAD, "unsafe"), global.line())?;
+    }
     Ok(())
 }
 

@@ -217,3 +217,27 @@ proptest! {
         }
     }
 }
+
+/// Then FSDP2 over tensor parallelism said `Shard` for an axis that it cuts in another order.
+#[test]
+fn an_axis_that_torch_before_2_5_cuts_twice_is_refused() {
+    let replaced = |pickle: &[u8], from: &str, to: &str| -> Vec<u8> {
+        let text = pickle.iter().map(|b| char::from(*b)).collect::<String>();
+        let text = text.replace(from, to);
+        text.chars().map(|c| c as u8).collect()
+    };
+    let plain = replaced(&data("dtensor-2.6.pkl"), "\n_StridedShard\n", "\nShard\n");
+    assert!(matches!(leaves(&plain).unwrap()["weight"], Leaf::Part(_)));
+    let old = replaced(
+        &plain,
+        "torch.distributed.tensor.",
+        "torch.distributed._tensor.",
+    );
+    let leaves = leaves(&old).unwrap();
+    let Leaf::Tensor(Err(e)) = &leaves["weight"] else {
+        panic!("{:?}", leaves["weight"])
+    };
+    assert!(e.to_string().contains("torch before 2.5"), "{e}");
+    // One cut leaves no doubt.
+    assert!(matches!(leaves["b"], Leaf::Part(_)));
+}

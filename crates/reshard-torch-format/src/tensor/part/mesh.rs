@@ -212,7 +212,32 @@ fn placements(graph: &Graph<'_>, listed: Id, mesh: &Mesh, ndim: usize) -> Result
         let what = format!("{} placements for a mesh of {}", all.len(), mesh.shape);
         return Err(wrong(&what));
     }
-    all.iter().map(|p| placement(graph, *p, ndim)).collect()
+    let found: Vec<Placement> =
+        (all.iter().map(|p| placement(graph, *p, ndim))).collect::<Result<_>>()?;
+    for (n, axis) in found.iter().enumerate() {
+        let Placement::Shard(dim) = axis else {
+            continue;
+        };
+        if found.iter().take(n).any(|before| before == axis)
+            && all.iter().any(|p| is_before_2_5(graph, *p))
+        {
+            let what = format!(
+                "a DTensor of torch before 2.5 whose axis {dim} is cut by two axes of the mesh (with FSDP2 over tensor parallelism its rows are in \
+                 another order, which the file does not tell; save it as DCP with the torch that wrote it),"
+            );
+            return Err(graph.unsupported(listed, what));
+        }
+    }
+    Ok(found)
+}
+
+/// DTensor became public in torch 2.5, and its classes moved.
+fn is_before_2_5(graph: &Graph<'_>, placement: Id) -> bool {
+    let class = match graph.node(placement) {
+        Node::Call(call) => graph.as_global(call.callable),
+        _ => None,
+    };
+    class.is_some_and(|(module, _)| module.starts_with("torch.distributed._tensor."))
 }
 
 fn placement(graph: &Graph<'_>, id: Id, ndim: usize) -> Result<Placement> {
