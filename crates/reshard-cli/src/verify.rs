@@ -405,15 +405,32 @@ fn note_unknown(report: &Report, io: &mut Io<'_>) -> Result<()> {
         io.out.flush()?;
         let (named, more) = few(&names, FEW);
         let more = more.map_or_else(String::new, |more| format!(" and {more} more"));
-        let named = shown(&named.join(", ")).into_owned();
+        let named: Vec<String> = named.iter().map(|name| brief(name)).collect();
+        let named = named.join(", ");
         io.note(format!(
             "pickles name globals that reshard neither knows nor imports: {named}{more}; `inspect --pickles` lists them, and `verify --strict` exits with 1"
         ));
     }
-    for line in &report.not_scanned {
-        io.note(format!("pickles not scanned: {line}"));
+    // What could not be read is listed already.
+    if report.status == "unchecked" {
+        return Ok(());
     }
+    let lines = report.not_scanned.iter();
+    let lines = lines.map(|line| format!("pickles not scanned: {}", brief(line)));
+    io.notes(FEW, lines, |more| {
+        format!("pickles not scanned: {more} more; --json names all")
+    });
     Ok(())
+}
+
+/// The beginning of a text of a file, which may be very long.
+fn brief(text: &str) -> String {
+    const MOST: usize = 300;
+    let mut out: String = text.chars().take(MOST).collect();
+    if out.len() < text.len() {
+        out.push('…');
+    }
+    shown(&out).into_owned()
 }
 
 fn note_beside(files: &[String], io: &mut Io<'_>) -> Result<()> {

@@ -5,8 +5,10 @@ mod look;
 
 use crate::{Error, identify::identify, opened::OpenOptions};
 use reshard_model::ErrorKind;
+use reshard_storage::StorageError;
+use reshard_strategy::StrategyError;
 #[cfg(feature = "local")]
-use reshard_strategy::{BackendVersion, FormatInfo, StrategyError};
+use reshard_strategy::{BackendVersion, FormatInfo};
 
 /// What lies at a place that is no checkpoint, and what to open instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,12 +93,21 @@ pub async fn explained(how: &OpenOptions, url: &str, e: Error) -> Error {
             let beside = beside(how, url, &e).await;
             match beside {
                 Some(beside) if beside.is_sure => Some(beside),
+                // Nothing is there to look at.
+                beside if is_missing(&e) => beside,
                 beside => identify(how, url, &e).await.or(beside),
             }
         }
         _ => None,
     };
     explained_by(found, e)
+}
+
+fn is_missing(e: &Error) -> bool {
+    matches!(
+        e.strategy_error(),
+        StrategyError::Storage(StorageError::NotFound { .. })
+    )
 }
 
 fn explained_by(found: Option<Whereabouts>, e: Error) -> Error {

@@ -37,7 +37,7 @@ fn every_command_works_at_a_path_of_any_bytes() {
     for args in [
         &[arg("inspect"), place][..],
         &[arg("ls"), place],
-        &[arg("show"), place, arg("model.w")],
+        &[arg("show"), place, arg("model.weight")],
         &[arg("digest"), place],
         &[arg("verify"), place],
         &[arg("stats"), place],

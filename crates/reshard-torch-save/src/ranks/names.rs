@@ -84,9 +84,12 @@ pub(crate) fn detect(top: &Listing) -> Detection {
     let all: Vec<&str> = top.names().collect();
     let named: Vec<Option<RankName>> = all.iter().map(|name| RankName::of(name)).collect();
     let of_ranks = named.iter().flatten();
-    if of_ranks
-        .clone()
-        .any(|name| name.is_sure && !name.is_safetensors)
+    // Files of other formats have such names with the ending `.bin`.
+    let is_torchs = |(name, of): (&&str, &Option<RankName>)| {
+        let of = of.as_ref().filter(|of| of.is_sure && !of.is_safetensors);
+        of.is_some() && !name.ends_with(".bin")
+    };
+    if all.iter().zip(&named).any(is_torchs)
         || of_ranks.clone().next().is_some() && top.has(METADATA)
     {
         return Detection::Yes;

@@ -322,8 +322,8 @@ mod beside {
             let (opened, counts) = opened(&runs(), last);
             let e = opened.unwrap_err();
             assert!(e.is_no_checkpoint(), "{e}");
-            // It is looked for as one file, and as the index of files with a prefix.
-            assert_eq!(counts, (2, 0), "{last}");
+            // It is looked for as one file, as the index of files with a prefix, and then as a file of another program.
+            assert_eq!(counts, (3, 0), "{last}");
         }
     }
 
