@@ -211,7 +211,7 @@ impl Run {
             self.not_flattened(&program, &python);
             self.planners(&program, &python);
         }
-        if guest.newest || guest.venv.name() == TORCH_24.name() {
+        if guest.newest {
             self.rank_files(who, &python);
         }
         Ok(())
