@@ -95,7 +95,7 @@ static SOUND: LazyLock<[Saved; 2]> = LazyLock::new(|| {
                 "large/.zarray",
                 "large/0.0",
             ],
-            Box::new(ZarrConfig::default()),
+            ZarrConfig::default().into(),
         ),
         Saved::of(
             "fuzz-zarr3",
@@ -107,7 +107,7 @@ static SOUND: LazyLock<[Saved; 2]> = LazyLock::new(|| {
                 "zarr.json",
                 "large/c/0/0",
             ],
-            Box::new(Zarr3Config::default().with_inner_chunk(1024)),
+            Zarr3Config::default().with_inner_chunk(1024).into(),
         ),
     ]
 });
