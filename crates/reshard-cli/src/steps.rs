@@ -34,6 +34,11 @@ fn patterns(given: Option<&StepPattern>) -> Result<Vec<StepPattern>> {
     Ok(usual.collect::<Result<_, reshard::Error>>()?)
 }
 
+/// Where the checkpoint with a name lies in the folder of a run.
+fn place(dir: &str, name: &str) -> String {
+    format!("{}/{name}", dir.trim_end_matches('/'))
+}
+
 fn steps(program: &Program, dir: &str, pattern: StepPattern) -> Steps {
     reshard_manager::steps(dir)
         .pattern(pattern)
@@ -123,7 +128,7 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
     let (mut all, mut closed) = (Vec::new(), Vec::new());
     for number in folders {
         let name = pattern.name(number);
-        let url = format!("{}/{name}", args.dir.trim_end_matches('/'));
+        let url = place(&args.dir, &name);
         let step = complete.remove(&number);
         // To say why each of very many folders holds none takes long.
         if step.is_none() && closed.len() >= NAMED {
@@ -227,7 +232,7 @@ fn newest_of(
     let folders = run(steps(program, &args.dir, pattern.clone()).folders())?;
     for step in folders.into_iter().rev() {
         let name = pattern.name(step);
-        let url = format!("{}/{name}", args.dir.trim_end_matches('/'));
+        let url = place(&args.dir, &name);
         match program.open_quietly(&url, args.reading.options()) {
             Ok(checkpoint) => return Ok(Some((step, url, checkpoint))),
             Err(e) if [DAMAGED, NO_CHECKPOINT].contains(&e.exit_code()) => {
@@ -267,10 +272,9 @@ pub(crate) fn places(
         places
             .others
             .extend(others.map(|number| pattern.name(number)));
-        let base = dir.trim_end_matches('/');
         places.of_saves.extend(numbers.into_iter().map(|number| {
             let name = pattern.name(number);
-            (format!("{base}/{name}"), name)
+            (place(dir, &name), name)
         }));
     }
     Ok(places)

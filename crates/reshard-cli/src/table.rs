@@ -100,6 +100,14 @@ pub(crate) fn few<T>(all: &[T], most: usize) -> (&[T], Option<String>) {
     (first, (!others.is_empty()).then_some(more))
 }
 
+/// The first characters of a text that a file may have made very long.
+pub(crate) fn beginning(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.into(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
 /// Writes `name  value`, values in one column.
 pub(crate) fn fact(out: &mut dyn io::Write, name: &str, value: impl Display) -> io::Result<()> {
     styled_fact(out, name, Style::new(), value)

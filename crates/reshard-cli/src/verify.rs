@@ -9,7 +9,7 @@ use crate::{
     json, not_covered,
     pickles::{self, Global, Pickles},
     program::Program,
-    table::{BAD, GOOD, few, shown, styled},
+    table::{BAD, GOOD, beginning, few, shown, styled},
     units,
 };
 use reshard::{
@@ -426,11 +426,7 @@ fn note_unknown(report: &Report, io: &mut Io<'_>) -> Result<()> {
 /// The beginning of a text of a file, which may be very long.
 fn brief(text: &str) -> String {
     const MOST: usize = 300;
-    let mut out: String = text.chars().take(MOST).collect();
-    if out.len() < text.len() {
-        out.push('…');
-    }
-    shown(&out).into_owned()
+    shown(&beginning(text, MOST)).into_owned()
 }
 
 fn note_beside(files: &[String], io: &mut Io<'_>) -> Result<()> {

@@ -324,10 +324,7 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
 /// The name of a file, which may be as long as a path, and which each object may name.
 fn brief(name: &str) -> String {
     const WIDTH: usize = 255;
-    match name.char_indices().nth(WIDTH) {
-        None => name.into(),
-        Some((end, _)) => format!("{}…", &name[..end]),
-    }
+    table::beginning(name, WIDTH)
 }
 
 /// A value in a few words.
