@@ -2,7 +2,7 @@
 
 use crate::{Error, opened::OpenOptions, whereabouts::Whereabouts};
 use reshard_storage::{Depth, Entry, Name, PlaceKind, Store, StoreExt as _};
-use reshard_strategy::{Foreign, HEAD, StrategyError, TAIL};
+use reshard_strategy::{Detection, Foreign, Formats, HEAD, StrategyError, TAIL};
 use std::{collections::VecDeque, sync::Arc};
 
 /// Folders that are listed, and files in them that are looked at. A place may be anything, such as a home directory.
@@ -17,11 +17,15 @@ pub(crate) async fn identify(how: &OpenOptions, url: &str, e: &Error) -> Option<
     let part = place.of_kind(PlaceKind::File);
     if let StrategyError::Corrupt { file, .. } = e.strategy_error() {
         let name = Name::new(&**file).ok()?;
+        let others = |found: &&Foreign| !is_read(how, &name, found);
         let is_part = |part: &Arc<dyn Store>| part.url().ends_with(&format!("/{file}"));
         return match part.filter(is_part) {
-            Some(part) => of_file(&part, &name).await.map(|found| told(shown, found)),
+            Some(part) => {
+                let found = of_file(&part, &name).await.filter(others)?;
+                Some(told(shown, found))
+            }
             None => {
-                let found = of_file(&place, &name).await?;
+                let found = of_file(&place, &name).await.filter(others)?;
                 Some(told(&format!("{shown}/{file}"), found))
             }
         };
@@ -34,6 +38,22 @@ pub(crate) async fn identify(how: &OpenOptions, url: &str, e: &Error) -> Option<
         return found.map(|found| told(shown, found));
     }
     of_folder(&place).await.map(|found| told(shown, found))
+}
+
+/// Whether a linked format reads files of this kind, and of this name. Then its error says more than what the file is.
+fn is_read(how: &OpenOptions, name: &Name, found: &Foreign) -> bool {
+    let file = Entry {
+        name: name.clone(),
+        bytes: 0,
+    };
+    let formats = how.strategies().and_then(|linked| Formats::of(&linked));
+    let claims = |formats: Formats| {
+        let all = formats.of_kind(PlaceKind::File).all;
+        let mut answers = all.iter().map(|format| format.info().detect_file(&file));
+        answers.any(|answer| answer == Detection::Yes)
+    };
+    Foreign::of_name(name.as_str()).is_some_and(|named| named.what == found.what)
+        && formats.is_ok_and(claims)
 }
 
 fn told(place: &str, found: &Foreign) -> Whereabouts {
