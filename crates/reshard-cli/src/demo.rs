@@ -192,7 +192,7 @@ impl Demo<'_> {
             let bar = bar.clone();
             let load = reshard::load(template, &self.url)
                 .group(group)
-                .progress(move |n| bar.inc(n))
+                .progress(move |moved| bar.inc(moved.new))
                 .registry(self.program.registry.clone())
                 .stores(self.program.stores.clone());
             Ok(wait(load.with_report())?)

@@ -30,8 +30,10 @@ impl Snapshot {
             _ => {
                 let versions = stream::iter(names).map(|name| timed(&*store, name));
                 let versions = versions.buffered(store.hints().concurrency.max(1));
-                let seen = versions.filter_map(async |seen| seen.ok().flatten());
-                seen.collect().await
+                let seen: Vec<_> = versions.collect().await;
+                seen.into_iter()
+                    .filter_map(|seen| seen.ok().flatten())
+                    .collect()
             }
         };
         Self { store, files }

@@ -66,6 +66,11 @@ impl Selection {
         self.region.volume().unwrap_or(u64::MAX)
     }
 
+    /// Their size in bytes, as they are stored.
+    pub fn bytes(&self) -> u64 {
+        self.elements().saturating_mul(self.dtype.size())
+    }
+
     /// Where the wanted elements lie in a record in which the chunk has the layout `stored`. The result has the axes of the region.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-use crate::{Declares, KeptLoadPlan, KeptPlan, ReadLimits};
+use crate::{Declares, KeptLoadPlan, KeptPlan, LoadReporter, ReadLimits};
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::{Dialect, Path};
 use reshard_plan::{Elsewhere, LoadPlanner, PlannerData, SavePlanner};
@@ -158,8 +158,8 @@ pub struct LoadPipelineOptions {
     /// How many bytes may be on their way from host memory to devices: DCP's `per_thread_copy_ahead`. The default is
     /// [`DEFAULT_COPY_AHEAD`]. What waits for that in an exchange is a fifth of `exchange_memory`.
     pub copy_ahead: u64,
-    /// Called with the number of bytes read.
-    pub progress: Progress,
+    /// Called when elements have come.
+    pub progress: LoadReporter,
 }
 
 impl Default for LoadPipelineOptions {
@@ -168,7 +168,7 @@ impl Default for LoadPipelineOptions {
             verify: true,
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
             copy_ahead: DEFAULT_COPY_AHEAD,
-            progress: Progress::default(),
+            progress: LoadReporter::default(),
         }
     }
 }

@@ -451,7 +451,8 @@ impl ReadTensor {
 pub struct ReadCx<'a> {
     /// Whether the checksum of every item that is read as a whole is checked.
     pub verify: bool,
-    /// Called with the bytes of tensors that were read.
+    /// Told how many bytes of elements have come. For a call of [`read_tensors`](StorageReader::read_tensors) they are in all those of the selections, as
+    /// they are stored: also where they are compressed, or are not stored and have a fill value.
     pub progress: &'a Progress,
     /// [`LoadPlan::storage_data`] of this rank's plan. Empty for reads without a plan.
     #[setters(generate)]

@@ -143,7 +143,7 @@ impl StorageReader for ZarrReader {
                     if cx.verify {
                         self.may_lack(&chunk)?;
                     }
-                    self.fill(chunk.array, reads, &mut totals)?
+                    self.fill(chunk.array, reads, cx, &mut totals)?
                 }
                 Some(at) if meta.stored().is_plain(meta.dtype) => {
                     let record = self.record(&chunk, at, reads, cx)?;

@@ -105,7 +105,7 @@ pub use reshard_safetensors as safetensors;
 pub use reshard_storage::{self as storage, Durability, Stores};
 pub use reshard_strategy::{
     self as strategy, AsyncStager, BackendVersion, BlockingAsyncStager, KeptLoadPlan, KeptPlan,
-    ReadLimits, Registry, Staging,
+    LoadProgress, ReadLimits, Registry, Staging,
 };
 /// TensorFlow's V2 checkpoints; feature `tensor-bundle`.
 #[cfg(feature = "tensor-bundle")]

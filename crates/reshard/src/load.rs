@@ -18,10 +18,10 @@ use reshard_open::{OPEN, explained, integrity, opened::Opened, place_text};
 use reshard_plan::{
     Cast, Fault, LoadPlanner, Metadata, PlanError, Problem, Problems, StrictHandling,
 };
-use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
+use reshard_storage::{CountingStore, Store, Stores, Traffic};
 use reshard_strategy::{
-    BackendVersion, KeptLoadPlan, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded,
-    ReadLimits, Registry, StrategyError, agree, cause,
+    BackendVersion, KeptLoadPlan, LoadCx, LoadFailure, LoadNotes, LoadProgress, LoadReporter,
+    LoadShardedStrategy, Loaded, ReadLimits, Registry, StrategyError, agree, cause,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -206,9 +206,12 @@ impl<'a> Load<'a> {
         self
     }
 
-    /// Sets a callback that is called with the number of bytes read, from any thread.
-    pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
-        self.options.open.load.progress = Progress::new(f);
+    /// Sets a callback that is told how far the load is on this rank, from any thread: how many bytes of elements have come, and of how many.
+    /// Its first call says how many there are. What other ranks read for this rank counts, too; objects don't.
+    ///
+    /// When a load succeeds, the last call has told that all have come.
+    pub fn progress(mut self, f: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
+        self.options.open.load.progress = LoadReporter::new(f);
         self
     }
 

@@ -3,7 +3,8 @@
 use crate::place::stores;
 use reshard::{
     Load, LoadError, LoadReport, LocalGroup, ProcessGroup, Rank, Result, Save, SaveReport,
-    StateDict, ValueTree, strategy::StrategyError,
+    StateDict, ValueTree,
+    strategy::{StrategyError, testkit::Moved},
 };
 use reshard_comm::testkit::try_on_ranks;
 use std::{collections::BTreeMap, sync::Arc, thread};
@@ -56,7 +57,7 @@ pub fn try_save(
     )
 }
 
-/// Each of `groups` loads its template with the options that `set` adds.
+/// Each of `groups` loads its template with the options that `set` adds. A load that succeeds has told all of its progress, unless `set` watches it.
 pub fn load(
     groups: Groups,
     templates: Vec<StateDict>,
@@ -80,10 +81,16 @@ pub fn try_load(
         move |(group, template)| {
             let (url, set) = (Arc::clone(&url), Arc::clone(&set));
             async move {
+                let moved = Moved::default();
                 let load = reshard::load(template, &*url)
                     .group(&*group)
-                    .stores(stores());
-                set(group.rank(), load).with_report().await
+                    .stores(stores())
+                    .progress(moved.tell());
+                let loaded = set(group.rank(), load).with_report().await;
+                if loaded.is_ok() {
+                    moved.check();
+                }
+                loaded
             }
         },
     )

@@ -21,7 +21,7 @@ impl Wanted {
     /// The size of its elements in bytes. `None` for an object, because only the format knows its length.
     pub fn bytes(&self) -> Option<u64> {
         match self {
-            Self::Chunk(s) => Some(s.elements().saturating_mul(s.dtype.size())),
+            Self::Chunk(s) => Some(s.bytes()),
             Self::Object(_) => None,
         }
     }

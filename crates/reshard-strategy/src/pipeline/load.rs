@@ -24,7 +24,7 @@ use lend::{Loan, tensors};
 use objects::objects;
 use permitted::{keys_of, permitted, unsupported};
 use reshard_model::{ErrorKind, FlatStateDict, Sharded};
-use reshard_plan::{Fault, LoadContext, LoadPlan, PlanError, Problem, Problems};
+use reshard_plan::{Fault, LoadContext, LoadPlan, Metadata, PlanError, Problem, Problems};
 use std::{sync::Arc, time::Instant};
 use transfer::transfer;
 
@@ -237,8 +237,11 @@ async fn fill(
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> (FlatStateDict, Result<Moved, Stopped>) {
-    let how =
-        ReadCx::new(cx.options.verify, &cx.options.progress).with_storage_data(&plan.storage_data);
+    let progress = cx
+        .options
+        .progress
+        .begin(stored_bytes(plan, from.metadata()));
+    let how = ReadCx::new(cx.options.verify, &progress).with_storage_data(&plan.storage_data);
     // First this rank's own reads. An error is not returned yet, because peers of an exchange may wait for this rank.
     let (loan, read) = match Loan::take(template, plan, cx.options.copy_ahead) {
         Ok(loan) => {
@@ -300,6 +303,12 @@ async fn fill(
         Ok(totals)
     });
     (template, committed)
+}
+
+/// The bytes of all elements of the plan, as they are stored. An item that contradicts the metadata has none: its read fails.
+fn stored_bytes(plan: &LoadPlan, metadata: &Metadata) -> u64 {
+    let selections = tensors(plan).filter_map(|item| item.selection(metadata).ok()?);
+    selections.fold(0, |sum, of| sum.saturating_add(of.bytes()))
 }
 
 /// Passes the filled leaves to the planner.

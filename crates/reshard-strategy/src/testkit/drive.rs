@@ -1,7 +1,7 @@
 use crate::{
-    AsyncStager, DEFAULT_EXCHANGE_MEMORY, LoadCx, LoadFailure, LoadPipelineOptions,
+    AsyncStager, DEFAULT_EXCHANGE_MEMORY, LoadCx, LoadFailure, LoadPipelineOptions, LoadReporter,
     LoadShardedStrategy, Loaded, OpenCx, PipelineOptions, PreparedSave, Records, Result, SaveCx,
-    SaveShardedStrategy, Saved, StrategyError, agree, stage_save,
+    SaveShardedStrategy, Saved, StrategyError, agree, stage_save, testkit::Moved,
 };
 use futures_executor::block_on;
 use reshard_comm::{Comm, DEFAULT_DEADLINE, LocalGroup, ProcessGroup, testkit::on_ranks};
@@ -255,14 +255,17 @@ pub(super) fn load_on_seats(
                 return Err(LoadFailure::of_plan(error, rank.flat));
             }
         };
+        let moved = Moved::default();
         let options = LoadPipelineOptions {
             exchange_memory,
+            progress: LoadReporter::new(moved.tell()),
             ..LoadPipelineOptions::default()
         };
         let cx = LoadCx::new(&options, comm, &groups, store, rank.planner);
-        rank.strategy
-            .load(rank.flat, reader, &cx)
-            .await
-            .map_err(|failure| *failure)
+        let loaded = rank.strategy.load(rank.flat, reader, &cx).await;
+        if loaded.is_ok() {
+            moved.check();
+        }
+        loaded.map_err(|failure| *failure)
     })
 }

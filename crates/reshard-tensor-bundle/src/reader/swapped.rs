@@ -30,14 +30,19 @@ impl BundleReader {
         let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
         let checked = cx.verify && Selection::cover_once(&selections, layout.elements());
         let mut copies = Vec::with_capacity(reads.len());
-        let (mut from, mut to) = (u64::MAX, 0);
+        let (mut from, mut to, mut wanted) = (u64::MAX, 0, 0);
         for read in reads {
             let Part { source, into } = read.part(&layout)?;
             let hull = source.hull();
             (from, to) = (from.min(hull.start), to.max(hull.end));
-            totals.needed += into.bytes();
+            wanted += into.bytes();
             copies.push(into.strided_copy(&source)?);
         }
+        totals.needed += wanted;
+        // As much of what is wanted as was read of what lies around it.
+        let share = |to_there: u64| {
+            u128::from(wanted) * u128::from(to_there - from) / u128::from(to - from)
+        };
         let step = STEP / layout.item() * layout.item();
         let (mut at, mut crc) = (from.min(to), 0);
         while at < to {
@@ -51,7 +56,7 @@ impl BundleReader {
             copies.iter_mut().for_each(|copy| copy.feed(at, &bytes));
             totals.bytes += end - at;
             totals.requests += 1;
-            cx.progress.add(end - at);
+            cx.progress.add((share(end) - share(at)) as u64);
             at = end;
         }
         totals.verified += u64::from(checked);

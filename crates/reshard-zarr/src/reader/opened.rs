@@ -132,6 +132,7 @@ impl ZarrReader {
         &self,
         array: &Array,
         reads: Vec<ReadTensor>,
+        cx: &ReadCx<'_>,
         totals: &mut Traffic,
     ) -> Result<()> {
         let one = Tensor::new(array.meta.dtype, &[1], array.meta.fill.clone())?;
@@ -142,6 +143,7 @@ impl ZarrReader {
             let everywhere = everywhere
                 .ok_or_else(|| StrategyError::Internal("a region is too large".into()))?;
             totals.needed += read.into.bytes();
+            cx.progress.add(read.into.bytes());
             read.into.fill_from(&one, &everywhere)?;
         }
         Ok(())

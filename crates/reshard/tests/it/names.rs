@@ -76,7 +76,7 @@ const MODULES: [&str; 15] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 48] = [
+const FACADE: [&str; 49] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -92,6 +92,7 @@ const FACADE: [&str; 48] = [
     "KeptLoadPlan",
     "KeptPlan",
     "Load",
+    "LoadProgress",
     "LoadReport",
     "MappedCheckpoint",
     "MappedTensorHandle",

@@ -6,12 +6,14 @@ use reshard::{
     Cast, DType, Dialect, Region, ShardedTensor, StateDict, StrictHandling, Tensor, Value,
     model::local_chunk,
 };
+use reshard_comm::testkit::Apart;
 use reshard_laws::{
     formats::{format, load_config},
     law,
     ranks::{Loaded, group, load, save},
 };
 use serde_json::{Value as Json, json};
+use std::sync::Arc;
 
 /// All wrappers of loads around a format, one around another too.
 fn wrapped(base: &Json) -> [Json; 5] {
@@ -154,18 +156,25 @@ proptest! {
         });
         saved.into_iter().for_each(|saved| drop(saved.unwrap()));
 
-        let load_by = |settings: Json| {
+        // Ranks that share memory hand over memory, others send bytes.
+        let ranks = |apart: bool| match apart {
+            true => group(m).into_iter().map(|group| Arc::new(Apart::new(group)) as _).collect(),
+            false => group(m),
+        };
+        let load_by = |settings: Json, apart: bool| {
             let templates = (0..m).map(|rank| template(&requests, m, rank)).collect();
-            let loaded = load(group(m), templates, place.url(), move |_, load| {
+            let loaded = load(ranks(apart), templates, place.url(), move |_, load| {
                 load.strict(strict).cast(cast).strategy(load_config(&settings))
             });
             loaded.into_iter().map(outcome).collect::<Vec<_>>()
         };
         let base = format.load_settings();
-        let plain = load_by(base.clone());
+        let plain = load_by(base.clone(), false);
         for settings in wrapped(&base) {
             let name = settings.to_string();
-            prop_assert_eq!(load_by(settings), plain.clone(), "{}", name);
+            for apart in [false, true] {
+                prop_assert_eq!(load_by(settings.clone(), apart), plain.clone(), "{} {}", name, apart);
+            }
         }
     }
 }

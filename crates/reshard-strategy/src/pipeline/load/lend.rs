@@ -62,6 +62,14 @@ impl Place<'_> {
     }
 }
 
+/// The bytes of places into which elements of this type come.
+pub(super) fn stored(places: &[Place<'_>], dtype: DType) -> u64 {
+    let bytes = places
+        .iter()
+        .map(|place| place.into.bytes() / place.dtype.size() * dtype.size());
+    bytes.sum()
+}
+
 /// Where the elements of an item come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {

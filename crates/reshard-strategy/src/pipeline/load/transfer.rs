@@ -19,15 +19,6 @@ struct Detour<'p> {
     into: RegionMut,
 }
 
-impl Detour<'_> {
-    /// The bytes of temporary memory that it needs.
-    fn bytes(&self) -> u64 {
-        self.selection
-            .elements()
-            .saturating_mul(self.selection.dtype.size())
-    }
-}
-
 /// Fills all places that this rank reads only for itself. Returns the places of the exchange.
 pub(super) async fn transfer<'p>(
     places: Places<'p>,
@@ -68,7 +59,7 @@ pub(super) async fn transfer<'p>(
 fn round(detours: &[Detour<'_>]) -> usize {
     let mut bytes = 0u64;
     for (n, detour) in detours.iter().enumerate() {
-        bytes = bytes.saturating_add(detour.bytes());
+        bytes = bytes.saturating_add(detour.selection.bytes());
         if bytes > SCRATCH {
             return n.max(1);
         }

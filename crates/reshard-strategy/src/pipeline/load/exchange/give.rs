@@ -8,7 +8,11 @@ use crate::{
     LoadCx, ReadCx, ReadTensor, Result, StorageReader, StrategyError, Traffic, encode_object,
     pipeline::{
         exchange::{Outgoing, Table, not_a_peer},
-        load::{device::Devices, lend::Place, transfer::put},
+        load::{
+            device::Devices,
+            lend::{Place, stored},
+            transfer::put,
+        },
     },
 };
 use bytes::Bytes;
@@ -17,6 +21,7 @@ use fetch::{Fetch, Fetched};
 use reshard_comm::Timer;
 use reshard_model::{Layout, Payload, Tensor};
 use reshard_plan::{ExchangeAlgo, LoadPlan, ObjectId, Selection, Serve, Wanted};
+use reshard_storage::Progress;
 use std::{
     collections::{BTreeMap, VecDeque},
     future::poll_fn,
@@ -40,6 +45,8 @@ pub(super) struct Giver<'p, 'c> {
     filling: Option<Filling<'c>>,
     /// What came of that, if it ended while this rank waited for its peers.
     filled: Option<Result<Traffic>>,
+    /// The bytes of this rank's own items among that.
+    own_filled: u64,
     algo: ExchangeAlgo,
     has_parts: bool,
     /// This rank's own items that want what it serves, or parts of it.
@@ -57,6 +64,8 @@ pub(super) struct Giver<'p, 'c> {
     how: &'c ReadCx<'c>,
     cx: &'c LoadCx<'c>,
     devices: &'c Devices,
+    /// Of this rank's own items.
+    progress: &'c Progress,
     pub(super) totals: Traffic,
     /// How long reads took.
     pub(super) took: Duration,
@@ -79,13 +88,13 @@ impl<'p, 'c> Giver<'p, 'c> {
         mut own: BTreeMap<usize, Vec<Place<'p>>>,
         table: Arc<Table>,
         (from, how, cx): (&'c dyn StorageReader, &'c ReadCx<'c>, &'c LoadCx<'c>),
-        devices: &'c Devices,
+        (devices, progress): (&'c Devices, &'c Progress),
     ) -> Result<Self> {
         let me = cx.comm.rank().0;
         let mut borrowed: Vec<Borrowed> = (0..table.len())
             .map(|peer| Borrowed::from(table.lent(peer), table.rank(peer), me))
             .collect();
-        let (mut serves, mut straight) = (Vec::new(), Vec::new());
+        let (mut serves, mut straight, mut own_filled) = (Vec::new(), Vec::new(), 0);
         for (n, serve) in plan.exchange.serves.iter().enumerate() {
             let (mut to, mut lent) = (Vec::new(), Vec::new());
             for (i, rank) in serve.to.iter().enumerate() {
@@ -100,6 +109,7 @@ impl<'p, 'c> Giver<'p, 'c> {
                 // Its own items go the same way, if all of them can.
                 let places = own.entry(n).or_default();
                 if are_straight(places, from, cx)? {
+                    own_filled += stored(places, what.dtype);
                     lent.extend(reads(std::mem::take(places), from)?);
                     let (joined, is_all) = joined(lent, what);
                     if is_all {
@@ -122,6 +132,7 @@ impl<'p, 'c> Giver<'p, 'c> {
             serves: serves.into_iter().peekable(),
             filling,
             filled: None,
+            own_filled,
             algo: plan.exchange.algo,
             has_parts: plan.exchange.serves.iter().any(|s| !s.parts.is_empty()),
             own,
@@ -134,6 +145,7 @@ impl<'p, 'c> Giver<'p, 'c> {
             how,
             cx,
             devices,
+            progress,
             totals: Traffic::default(),
             took: Duration::ZERO,
         })
@@ -158,6 +170,7 @@ impl<'p, 'c> Giver<'p, 'c> {
         if let Some(filled) = self.filled.take() {
             self.filling = None;
             self.totals += filled?;
+            self.progress.add(std::mem::take(&mut self.own_filled));
         }
         Ok(true)
     }
@@ -288,8 +301,10 @@ impl<'p, 'c> Giver<'p, 'c> {
                 Wanted::Chunk(selection) => {
                     let tensor = tensors.next().ok_or_else(lacking)?;
                     let own = self.own.remove(&n).unwrap_or_default();
+                    let mine = stored(&own, selection.dtype);
                     own.into_iter()
                         .try_for_each(|place| self.keep(place, &tensor, selection))?;
+                    self.progress.add(mine);
                     lent.into_iter()
                         .try_for_each(|read| copy(read, &tensor, selection, self.from))?;
                     let bytes = tensor.to_bytes();

@@ -52,6 +52,8 @@ pub(super) struct Offer {
     desk: Arc<Desk>,
     /// What it receives by that, by position in the plan's receives.
     pub(super) receives: BTreeSet<usize>,
+    /// The bytes of that.
+    pub(super) bytes: u64,
 }
 
 impl Offer {
@@ -64,7 +66,7 @@ impl Offer {
     ) -> Result<Self> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let mut state = State::default();
-        let mut receives = BTreeSet::new();
+        let (mut receives, mut bytes) = (BTreeSet::new(), 0);
         for (n, receive) in plan.exchange.receives.iter().enumerate() {
             let straight = match received.get_mut(&n) {
                 Some(places) => are_straight(places, from, cx)?,
@@ -72,7 +74,8 @@ impl Offer {
             };
             let places = straight.then(|| received.remove(&n)).flatten();
             let reads = places.map(|places| reads(places, from)).transpose()?;
-            if reads.is_some() {
+            if let Some(reads) = &reads {
+                bytes += reads.iter().map(|read| read.selection.bytes()).sum::<u64>();
                 receives.insert(n);
             }
             state.lent.entry(receive.from).or_default().push_back(reads);
@@ -87,6 +90,7 @@ impl Offer {
             number,
             desk,
             receives,
+            bytes,
         })
     }
 

@@ -5,12 +5,17 @@ use crate::{
     LoadCx, Result, StorageReader, StrategyError,
     pipeline::{
         exchange::{Table, not_a_peer, unplanned},
-        load::{device::Devices, lend::Place, transfer::put},
+        load::{
+            device::Devices,
+            lend::{Place, stored},
+            transfer::put,
+        },
     },
 };
 use bytes::Bytes;
 use reshard_model::{DType, Layout, Payload, RegionMut, StridedCopy, Tensor};
 use reshard_plan::{LoadPlan, ObjectId, ReadItem, Selection, Wanted};
+use reshard_storage::Progress;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, PoisonError},
@@ -21,6 +26,7 @@ pub(super) struct Taker<'p> {
     waiting: Vec<VecDeque<Coming<'p>>>,
     objects: BTreeMap<ObjectId, Payload>,
     devices: &'p Devices,
+    progress: &'p Progress,
 }
 
 enum Coming<'p> {
@@ -28,6 +34,8 @@ enum Coming<'p> {
         key: &'p str,
         at: u64,
         bytes: u64,
+        /// How many bytes its places take.
+        wanted: u64,
         sinks: Vec<Sink<'p>>,
     },
     /// Its length comes first.
@@ -64,7 +72,8 @@ impl<'p> Taker<'p> {
         plan: &'p LoadPlan,
         (mut received, lent): (BTreeMap<usize, Vec<Place<'p>>>, Option<&BTreeSet<usize>>),
         table: &Table,
-        (from, cx, devices): (&dyn StorageReader, &LoadCx<'_>, &'p Devices),
+        (from, cx): (&dyn StorageReader, &LoadCx<'_>),
+        (devices, progress): (&'p Devices, &'p Progress),
     ) -> Result<Self> {
         let mut waiting: Vec<VecDeque<Coming<'p>>> = Vec::new();
         waiting.resize_with(table.len(), VecDeque::new);
@@ -92,16 +101,18 @@ impl<'p> Taker<'p> {
                     let mut comes = selection;
                     comes.region = of.unwrap_or(comes.region);
                     let places = received.remove(&n).unwrap_or_default();
+                    let wanted = stored(&places, comes.dtype);
                     // Who shares memory gets handles at once, so nothing comes meanwhile.
                     let later = !table.shares_memory();
                     let sinks = places
                         .into_iter()
                         .map(|place| Sink::new(place, &comes, later, cx));
-                    let bytes = comes.elements().saturating_mul(comes.dtype.size());
+                    let bytes = comes.bytes();
                     Coming::Tensor {
                         key,
                         at: 0,
                         bytes,
+                        wanted,
                         sinks: sinks.collect::<Result<_>>()?,
                     }
                 }
@@ -112,6 +123,7 @@ impl<'p> Taker<'p> {
             waiting,
             objects: BTreeMap::new(),
             devices,
+            progress,
         })
     }
 
@@ -129,7 +141,9 @@ impl<'p> Taker<'p> {
         loop {
             // An entry that has no bytes is complete before any bytes come.
             while let Some(coming) = queue.pop_front_if(|coming| coming.is_whole()) {
-                coming.finish(&mut self.objects, from, cx)?;
+                if let Some(wanted) = coming.finish(&mut self.objects, from, cx)? {
+                    self.progress.add(wanted);
+                }
             }
             if part.is_empty() {
                 return Ok(());
@@ -190,21 +204,25 @@ impl Coming<'_> {
         Ok(())
     }
 
+    /// Returns how many bytes of a tensor its places have.
     fn finish(
         self,
         objects: &mut BTreeMap<ObjectId, Payload>,
         from: &dyn StorageReader,
         cx: &LoadCx<'_>,
-    ) -> Result<()> {
+    ) -> Result<Option<u64>> {
         match self {
-            Self::Tensor { sinks, .. } => sinks.into_iter().try_for_each(|sink| sink.finish(cx)),
+            Self::Tensor { sinks, wanted, .. } => {
+                sinks.into_iter().try_for_each(|sink| sink.finish(cx))?;
+                Ok(Some(wanted))
+            }
             Self::Object { id, bytes, .. } => {
                 let payload = Payload::Encoded {
                     codec: from.codec().name(),
                     bytes: bytes.into(),
                 };
                 objects.insert(id, payload);
-                Ok(())
+                Ok(None)
             }
         }
     }
