@@ -1,3 +1,7 @@
+mod safetensors;
+
+pub use safetensors::SafetensorsDType;
+
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 

@@ -55,7 +55,7 @@ pub use cast::Cast;
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;
-pub use dtype::{DType, ParseDTypeError};
+pub use dtype::{DType, ParseDTypeError, SafetensorsDType};
 pub use element::Element;
 pub use error::{
     BoxError, ErrorKind, ModelError, Result, SourceError, with_sources, write_with_causes,

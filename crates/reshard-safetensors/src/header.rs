@@ -1,7 +1,6 @@
 //! The header of a file: which tensors it has, and where.
 
-use crate::dtype::Spelled;
-use reshard_model::shortened;
+use reshard_model::{SafetensorsDType, shortened};
 use reshard_strategy::{Refused, UniqueMap};
 use serde::{
     Deserialize, Serialize,
@@ -36,7 +35,7 @@ pub(crate) const AXES: usize = 255;
 pub(crate) struct Entry {
     pub(crate) key: Box<str>,
     /// The name of its element type, and the type if the format has it.
-    pub(crate) dtype: Result<Spelled, Box<str>>,
+    pub(crate) dtype: Result<SafetensorsDType, Box<str>>,
     /// As the header counts elements.
     pub(crate) shape: Vec<u64>,
     /// Its bytes in the file.
@@ -159,7 +158,7 @@ fn entry(key: Box<str>, info: Info, start: u64) -> Result<Entry, Refused> {
         );
         return Err(Refused::damaged(what));
     }
-    let dtype = Spelled::of(&info.dtype).ok_or_else(|| shortened(&info.dtype).into());
+    let dtype = SafetensorsDType::of(&info.dtype).ok_or_else(|| shortened(&info.dtype).into());
     if let Ok(dtype) = &dtype {
         let takes = dtype.bytes(&info.shape);
         if takes != Some(to - from) {
@@ -244,7 +243,7 @@ impl<'de> Deserialize<'de> for Raw {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NewEntry {
     pub(crate) key: Box<str>,
-    pub(crate) dtype: Spelled,
+    pub(crate) dtype: SafetensorsDType,
     /// As the header counts elements.
     pub(crate) shape: Vec<u64>,
     pub(crate) bytes: u64,

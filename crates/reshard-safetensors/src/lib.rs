@@ -12,7 +12,6 @@
 //!   reads ([`SafetensorsConfig::keep_objects`]).
 
 mod config;
-mod dtype;
 mod header;
 mod index;
 mod names;

@@ -1,11 +1,10 @@
 //! What a file has in addition to elements: its header.
 
 use crate::{
-    dtype::Spelled,
     header::{self, NewEntry},
     texts::{FORMAT, PYTORCH},
 };
-use reshard_model::DType;
+use reshard_model::{DType, SafetensorsDType};
 use reshard_strategy::{Refused, Result, StrategyError};
 use std::collections::BTreeMap;
 
@@ -23,13 +22,13 @@ pub(crate) fn metadata(texts: &BTreeMap<Box<str>, String>) -> BTreeMap<Box<str>,
 /// The entry of a tensor whose `shape` counts elements of `dtype`, as the header counts them.
 pub(crate) fn new_entry(key: &str, dtype: DType, shape: &[u64], bytes: u64) -> Result<NewEntry> {
     let no_name = || StrategyError::Internal(format!("{key} is written as {dtype}"));
-    let (dtype, shape) = match Spelled::named(dtype) {
+    let (dtype, shape) = match SafetensorsDType::named(dtype) {
         Some(spelled) => (spelled, spelled.in_header(shape)),
         None => {
             let mut shape = shape.to_vec();
             shape.push(dtype.size());
             (
-                Spelled::named(DType::UInt8).ok_or_else(no_name)?,
+                SafetensorsDType::named(DType::UInt8).ok_or_else(no_name)?,
                 Some(shape),
             )
         }

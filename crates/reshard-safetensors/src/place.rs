@@ -1,13 +1,12 @@
 //! Which rank writes which tensors into which file.
 
 use crate::{
-    dtype::Spelled,
     header, names,
     overhead::{entry_bytes, header_bytes},
     settings::SafetensorsConfig,
 };
 use bytes::Bytes;
-use reshard_model::{DType, Dims};
+use reshard_model::{DType, Dims, SafetensorsDType};
 use reshard_plan::{Held, SavePlan, TensorWrite, WriteItem, place_item, take_items};
 use reshard_strategy::{Result, StrategyError};
 use serde::{Deserialize, Serialize};
@@ -97,7 +96,7 @@ pub(crate) fn storable(
         );
         return Err(unsupported(what));
     }
-    match Spelled::named(t.dtype) {
+    match SafetensorsDType::named(t.dtype) {
         None if !settings.types_as_bytes => {
             let what = format!(
                 "storing {key}, whose type {} the format lacks (cast it, or set `types_as_bytes`),",

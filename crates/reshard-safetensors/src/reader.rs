@@ -6,10 +6,10 @@ mod objects;
 mod opened;
 mod verify;
 
-use crate::{OBJECTS, dtype::Spelled};
+use crate::OBJECTS;
 use async_trait::async_trait;
 use opened::{Stored, tensor};
-use reshard_model::{Dialect, ObjectCodec, Payload};
+use reshard_model::{Dialect, ObjectCodec, Payload, SafetensorsDType};
 use reshard_plan::{AnnotationKind, ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name};
 use reshard_strategy::{
@@ -57,7 +57,7 @@ impl StorageReader for SafetensorsReader {
     /// Objects have a place only where a save was asked to keep them.
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            dtypes: |dtype| Spelled::named(dtype).is_some(),
+            dtypes: |dtype| SafetensorsDType::named(dtype).is_some(),
             objects: match self.objects.is_empty() {
                 true => |_, _| false,
                 false => |_, _| true,

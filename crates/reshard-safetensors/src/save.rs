@@ -1,7 +1,7 @@
 //! The settings as a format.
 
-use crate::{NAME, dtype::Spelled, names, settings::SafetensorsConfig, writer::SafetensorsWriter};
-use reshard_model::Dialect;
+use crate::{NAME, names, settings::SafetensorsConfig, writer::SafetensorsWriter};
+use reshard_model::{Dialect, SafetensorsDType};
 use reshard_plan::AnnotationKind;
 use reshard_storage::PlaceKind;
 use reshard_strategy::{
@@ -38,7 +38,7 @@ impl SaveFormat for SafetensorsConfig {
             },
             dtypes: match self.types_as_bytes {
                 true => |_| true,
-                false => |dtype| Spelled::named(dtype).is_some(),
+                false => |dtype| SafetensorsDType::named(dtype).is_some(),
             },
             places: match self.sharded {
                 true => |_| PlaceKind::Folder,

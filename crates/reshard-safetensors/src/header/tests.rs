@@ -10,7 +10,7 @@ fn wrong(text: &str, data: u64) -> String {
 
 #[test]
 fn a_header_is_read_as_it_is_written() {
-    let f32 = Spelled::of("F32").unwrap();
+    let f32 = SafetensorsDType::of("F32").unwrap();
     let new = |key: &str, shape: &[u64]| NewEntry {
         key: key.into(),
         dtype: f32,
@@ -198,7 +198,7 @@ fn a_key_that_is_longer_than_any_name_is_refused() {
 
     let entry = NewEntry {
         key: "k".repeat(LONGEST_KEY + 1).into(),
-        dtype: Spelled::of("U8").unwrap(),
+        dtype: SafetensorsDType::of("U8").unwrap(),
         shape: vec![0],
         bytes: 0,
     };

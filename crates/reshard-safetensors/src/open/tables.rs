@@ -3,14 +3,13 @@
 use super::{files::Found, headers::Read, sharding};
 use crate::{
     OBJECTS, RECORD,
-    dtype::Spelled,
     header::{self, Entry, Header, LENGTH},
     names,
     reader::{Chunk, Object, SafetensorsReader},
     record::{CHANGED, TensorRecord},
     texts::Texts,
 };
-use reshard_model::{DType, Dims, Region};
+use reshard_model::{DType, Dims, Region, SafetensorsDType};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::{Name, PlaceKind};
 use reshard_strategy::{OpenCx, Refused, Result, Rewritten, StrategyError, UnreadPart, few};
@@ -469,12 +468,14 @@ fn part(
 /// A tensor whose elements are stored as bytes, along one axis more.
 fn as_bytes(
     dtype: DType,
-    spelled: Spelled,
+    spelled: SafetensorsDType,
     shape: &[u64],
     offsets: &[u64],
 ) -> Option<(DType, Vec<u64>, Vec<u64>)> {
     let ((size, shape), (last, offsets)) = (shape.split_last()?, offsets.split_last()?);
-    let is = Spelled::named(DType::UInt8) == Some(spelled) && *size == dtype.size() && *last == 0;
+    let is = SafetensorsDType::named(DType::UInt8) == Some(spelled)
+        && *size == dtype.size()
+        && *last == 0;
     is.then(|| (dtype, shape.to_vec(), offsets.to_vec()))
 }
 

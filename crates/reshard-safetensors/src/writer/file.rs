@@ -2,14 +2,13 @@
 
 use super::summed::{Part, Summed};
 use crate::{
-    dtype::Spelled,
     header::{self, NewEntry},
     overhead::{invalid, metadata, new_entry},
     place::{Empty, tensor},
     settings::SafetensorsConfig,
 };
 use bytes::Bytes;
-use reshard_model::{DType, Data, Dims, Region};
+use reshard_model::{DType, Data, Dims, Region, SafetensorsDType};
 use reshard_plan::{PieceId, WriteItem};
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
@@ -96,7 +95,7 @@ fn sharding_info(all: &[Pieces<'_>]) -> Result<String> {
     }
     let saved = |pieces: &Pieces<'_>| {
         let mut saved_offsets = pieces.whole.offsets.clone();
-        match Spelled::named(pieces.dtype) {
+        match SafetensorsDType::named(pieces.dtype) {
             Some(spelled) => {
                 let offsets = spelled.in_header(&saved_offsets).unwrap_or_default();
                 saved_offsets = offsets.into_iter().collect();

@@ -5,7 +5,6 @@ use super::{
     summed::{Part, receipt},
 };
 use crate::{
-    dtype::Spelled,
     header,
     index::Index,
     names,
@@ -15,6 +14,7 @@ use crate::{
     texts,
 };
 use bytes::Bytes;
+use reshard_model::SafetensorsDType;
 use reshard_storage::Name;
 use reshard_strategy::{FinishCx, Records, Result, StorageInfo, StrategyError, crc32_combined};
 use std::collections::BTreeMap;
@@ -121,7 +121,7 @@ pub(super) fn records(
             TensorRecord {
                 parts: files.into_iter().map(crc).collect(),
                 properties: t.properties(),
-                dtype: Some(t.dtype()).filter(|dtype| Spelled::named(*dtype).is_none()),
+                dtype: Some(t.dtype()).filter(|dtype| SafetensorsDType::named(*dtype).is_none()),
             },
         );
     }

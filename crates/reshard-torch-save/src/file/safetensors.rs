@@ -3,7 +3,7 @@
 use super::{Container, TorchFile, length};
 use crate::error::lost;
 use bytes::Bytes;
-use reshard_model::{DType, Path};
+use reshard_model::{Path, SafetensorsDType};
 use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result, StrategyError, UniqueMap};
 use reshard_torch_format::{Contents, Found, Leaf, Modules, StorageRef, TensorRef};
@@ -74,8 +74,11 @@ fn described(
     data: Range<u64>,
 ) -> Result<(TensorRef, Range<u64>), String> {
     let named = entry.dtype.as_deref().unwrap_or("nothing");
-    let dtype = dtype(named).ok_or_else(|| format!("{key}: no element type is called {named}"))?;
-    let mut tensor = TensorRef::contiguous(dtype, &entry.shape).map_err(|e| e.to_string())?;
+    let spelled = SafetensorsDType::of(named);
+    let spelled = spelled.ok_or_else(|| format!("{key}: no element type is called {named}"))?;
+    let in_model = spelled.in_model(&entry.shape);
+    let (dtype, shape) = in_model.map_err(|e| format!("{key}: {e}"))?;
+    let mut tensor = TensorRef::contiguous(dtype, &shape).map_err(|e| e.to_string())?;
     let place = entry.data_offsets.and_then(|(from, to)| {
         let place = from.checked_add(data.start)?..to.checked_add(data.start)?;
         (place.start <= place.end && place.end <= data.end).then_some(place)
@@ -92,24 +95,27 @@ fn described(
     Ok((tensor, place))
 }
 
-fn dtype(name: &str) -> Option<DType> {
-    Some(match name {
-        "BOOL" => DType::Bool,
-        "U8" => DType::UInt8,
-        "I8" => DType::Int8,
-        "U16" => DType::UInt16,
-        "I16" => DType::Int16,
-        "U32" => DType::UInt32,
-        "I32" => DType::Int32,
-        "U64" => DType::UInt64,
-        "I64" => DType::Int64,
-        "F16" => DType::Float16,
-        "BF16" => DType::BFloat16,
-        "F32" => DType::Float32,
-        "F64" => DType::Float64,
-        "C64" => DType::Complex64,
-        "F8_E4M3" => DType::Float8E4M3Fn,
-        "F8_E5M2" => DType::Float8E5M2,
-        _ => return None,
-    })
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use reshard_model::DType;
+
+    #[test]
+    fn every_type_of_safetensors_is_one_of_these_files_too() {
+        let tensor = |dtype: &str, bytes| {
+            let entry = Entry {
+                dtype: Some(dtype.into()),
+                shape: vec![2, 4],
+                data_offsets: Some((0, bytes)),
+            };
+            let described = described("w", &entry, 16..16 + bytes);
+            described.map(|(tensor, _)| (tensor.dtype, tensor.shape.to_vec()))
+        };
+        assert_eq!(tensor("F8_E8M0", 8), Ok((DType::Float8E8M0Fnu, vec![2, 4])));
+        assert_eq!(tensor("F4", 4), Ok((DType::Float4E2M1FnX2, vec![2, 2])));
+        let unknown = tensor("F6_E2M3", 6).unwrap_err();
+        assert!(unknown.contains("w: this version has no"), "{unknown}");
+        let none = tensor("F7", 7).unwrap_err();
+        assert!(none.contains("w: no element type"), "{none}");
+    }
 }

@@ -1,34 +1,35 @@
 //! The names of element types in safetensors.
 
-use reshard_model::DType;
+use super::DType;
 
-/// An element type of the format.
+/// An element type of safetensors: its name and its size in bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spelled {
-    pub(crate) name: &'static str,
+pub struct SafetensorsDType {
+    /// As headers have it.
+    pub name: &'static str,
     /// Bits of an element.
     bits: u64,
     /// `None` if the model has no such type.
     dtype: Option<DType>,
 }
 
-const fn known(name: &'static str, dtype: DType) -> Spelled {
-    Spelled {
+const fn known(name: &'static str, dtype: DType) -> SafetensorsDType {
+    SafetensorsDType {
         name,
         bits: dtype.size() * 8,
         dtype: Some(dtype),
     }
 }
 
-const fn unknown(name: &'static str, bits: u64) -> Spelled {
-    Spelled {
+const fn unknown(name: &'static str, bits: u64) -> SafetensorsDType {
+    SafetensorsDType {
         name,
         bits,
         dtype: None,
     }
 }
 
-const ALL: [Spelled; 22] = [
+const ALL: [SafetensorsDType; 22] = [
     known("BOOL", DType::Bool),
     known("U8", DType::UInt8),
     known("I8", DType::Int8),
@@ -49,7 +50,7 @@ const ALL: [Spelled; 22] = [
     known("F8_E5M2FNUZ", DType::Float8E5M2FnUz),
     known("F8_E8M0", DType::Float8E8M0Fnu),
     // The format counts single numbers, and the model counts pairs of them.
-    Spelled {
+    SafetensorsDType {
         name: "F4",
         bits: 4,
         dtype: Some(DType::Float4E2M1FnX2),
@@ -58,19 +59,19 @@ const ALL: [Spelled; 22] = [
     unknown("F6_E3M2", 6),
 ];
 
-impl Spelled {
+impl SafetensorsDType {
     /// The type of this name.
-    pub(crate) fn of(name: &str) -> Option<Self> {
+    pub fn of(name: &str) -> Option<Self> {
         ALL.into_iter().find(|t| t.name == name)
     }
 
     /// How a type is spelled.
-    pub(crate) fn named(dtype: DType) -> Option<Self> {
+    pub fn named(dtype: DType) -> Option<Self> {
         ALL.into_iter().find(|t| t.dtype == Some(dtype))
     }
 
     /// Bytes of a tensor of this shape, as a header counts. `None` if they are no whole number of bytes, or more than 2⁶³.
-    pub(crate) fn bytes(self, shape: &[u64]) -> Option<u64> {
+    pub fn bytes(self, shape: &[u64]) -> Option<u64> {
         let volume = match shape.contains(&0) {
             true => 0,
             false => shape.iter().try_fold(1u64, |all, n| all.checked_mul(*n))?,
@@ -83,7 +84,7 @@ impl Spelled {
     ///
     /// # Errors
     /// Why there is none.
-    pub(crate) fn in_model(self, shape: &[u64]) -> Result<(DType, Vec<u64>), String> {
+    pub fn in_model(self, shape: &[u64]) -> Result<(DType, Vec<u64>), String> {
         let Some(dtype) = self.dtype else {
             return Err(format!("this version has no element type {}", self.name));
         };
@@ -103,7 +104,7 @@ impl Spelled {
     }
 
     /// The shape in a header, of a shape in the model.
-    pub(crate) fn in_header(self, shape: &[u64]) -> Option<Vec<u64>> {
+    pub fn in_header(self, shape: &[u64]) -> Option<Vec<u64>> {
         let mut shape = shape.to_vec();
         if self.bits < 8 {
             let last = shape.last_mut()?;
@@ -121,20 +122,20 @@ mod tests {
     fn every_type_of_the_model_has_its_name_or_none() {
         let without: Vec<_> = DType::ALL
             .iter()
-            .filter(|dtype| Spelled::named(**dtype).is_none())
+            .filter(|dtype| SafetensorsDType::named(**dtype).is_none())
             .collect();
         assert_eq!(
             without,
             [&DType::Complex32, &DType::BComplex32, &DType::Complex128]
         );
         for t in ALL {
-            assert_eq!(Spelled::of(t.name), Some(t));
+            assert_eq!(SafetensorsDType::of(t.name), Some(t));
         }
     }
 
     #[test]
     fn four_bits_are_counted_in_pairs() {
-        let f4 = Spelled::of("F4").unwrap();
+        let f4 = SafetensorsDType::of("F4").unwrap();
         assert_eq!(f4.bytes(&[3, 4]), Some(6));
         assert_eq!(f4.bytes(&[3, 1]), None);
         assert_eq!(
@@ -144,13 +145,21 @@ mod tests {
         assert_eq!(f4.in_header(&[3, 2]), Some(vec![3, 4]));
         assert!(f4.in_model(&[4, 3]).is_err() && f4.in_model(&[]).is_err());
         assert_eq!(f4.in_header(&[]), None);
-        assert!(Spelled::of("F6_E2M3").unwrap().in_model(&[4]).is_err());
-        assert_eq!(Spelled::of("F6_E2M3").unwrap().bytes(&[4]), Some(3));
+        assert!(
+            SafetensorsDType::of("F6_E2M3")
+                .unwrap()
+                .in_model(&[4])
+                .is_err()
+        );
+        assert_eq!(
+            SafetensorsDType::of("F6_E2M3").unwrap().bytes(&[4]),
+            Some(3)
+        );
     }
 
     #[test]
     fn lengths_do_not_overflow() {
-        let f64 = Spelled::of("F64").unwrap();
+        let f64 = SafetensorsDType::of("F64").unwrap();
         assert_eq!(f64.bytes(&[1 << 40, 1 << 40]), None);
         assert_eq!(f64.bytes(&[u64::MAX, 0]), Some(0));
         assert_eq!(f64.bytes(&[]), Some(8));
