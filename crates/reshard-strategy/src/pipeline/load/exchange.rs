@@ -102,9 +102,7 @@ pub(super) async fn exchange(
     let mut objects = taker.done(giver.table())?;
     // Peers have filled what was lent to them.
     if let Some(offer) = &offer {
-        if std::env::var("BRK").as_deref() != Ok("a") {
-            how.progress.add(offer.bytes)
-        };
+        how.progress.add(offer.bytes);
     }
     times.reading = giver.took;
     let totals = giver.totals;
