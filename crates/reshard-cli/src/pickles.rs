@@ -95,6 +95,8 @@ const ENDINGS: [&str; 11] = [
 ];
 /// So much of a file is read first. Small records of archives are there.
 const FIRST: u64 = 64 << 10;
+/// Of so many files and objects this is read together.
+const TOGETHER: usize = 256;
 
 /// Lists the globals of the files at a place, and of the objects of the checkpoint, if it opens.
 pub(crate) fn scan_place(
@@ -103,11 +105,6 @@ pub(crate) fn scan_place(
     checkpoint: Option<&Checkpoint>,
 ) -> Result<Pickles> {
     let limits = reading.limits();
-    let mut scanner = Scanner {
-        max: limits.max_whole,
-        limits: Limits::default(),
-        out: Pickles::default(),
-    };
     let (store, files) = match checkpoint {
         Some(checkpoint) => {
             let files = checkpoint.roles()?.into_iter().map(|(file, _)| file);
@@ -126,36 +123,35 @@ pub(crate) fn scan_place(
             }
         }
     };
-    let mut whole = BTreeSet::new();
-    for file in &files {
+    let mut scanner = Scanner {
+        store: Arc::clone(&store),
+        max: limits.max_whole,
+        limits: Limits::default(),
+        out: Pickles::default(),
+    };
+    let is_scanned = |file: &&Entry| {
         let name = file.name.as_str();
-        if files.len() == 1 || ENDINGS.iter().any(|ending| name.ends_with(ending)) {
-            whole.insert(name.to_owned());
-            let source = Source {
-                store: &store,
-                file: &file.name,
-                at: 0..file.bytes,
-                pickle: None,
-                known: RefCell::default(),
-            };
-            scanner.file(&source);
-        }
-    }
+        files.len() == 1 || ENDINGS.iter().any(|ending| name.ends_with(ending))
+    };
+    let whole: BTreeSet<&Name> = files
+        .iter()
+        .filter(is_scanned)
+        .map(|file| &file.name)
+        .collect();
+    let mut sources: Vec<_> = (files.iter().filter(is_scanned))
+        .map(|file| Source::new(file.name.clone(), 0..file.bytes, None))
+        .collect();
     for key in checkpoint.iter().flat_map(|c| c.objects()) {
         let parts = checkpoint.map_or_else(Vec::new, |c| c.object_parts(key));
-        for part in parts
-            .into_iter()
-            .filter(|part| !whole.contains(part.file.as_str()))
-        {
-            let source = Source {
-                store: &store,
-                file: &part.file,
-                at: part.range.clone(),
-                pickle: Some(format!("object {key}")),
-                known: RefCell::default(),
-            };
-            scanner.file(&source);
-        }
+        let parts = parts.into_iter().filter(|part| !whole.contains(&part.file));
+        let object = || Some(format!("object {key}"));
+        sources.extend(parts.map(|part| Source::new(part.file, part.range, object())));
+    }
+    while !sources.is_empty() {
+        let rest = sources.split_off(sources.len().min(TOGETHER));
+        let some = std::mem::replace(&mut sources, rest);
+        begin(&store, &some);
+        some.iter().for_each(|source| scanner.file(source));
     }
     // A record may have been looked at twice.
     scanner.out.globals.sort();
@@ -177,10 +173,23 @@ fn one_file(options: &OpenOptions, url: &str) -> Result<Option<Place>, StrategyE
     Ok(bytes.map(|bytes| (store, vec![Entry { name, bytes }])))
 }
 
+/// Reads the beginnings of sources together. One that can't be read is read again when it is scanned, which tells why.
+fn begin(store: &Arc<dyn Store>, sources: &[Source]) {
+    let first = |source: &Source| {
+        let at = &source.at;
+        let end = at.end.min(at.start.saturating_add(FIRST)).max(at.start);
+        (source.file.clone(), at.start..end)
+    };
+    if let Ok((read, _)) = wait(store.read_ranges(sources.iter().map(first).collect())) {
+        for (source, bytes) in sources.iter().zip(read) {
+            source.known.borrow_mut().push((0, bytes));
+        }
+    }
+}
+
 /// A file, or a part of one.
-struct Source<'a> {
-    store: &'a Arc<dyn Store>,
-    file: &'a Name,
+struct Source {
+    file: Name,
     at: Range<u64>,
     /// The object that it is.
     pickle: Option<String>,
@@ -188,7 +197,16 @@ struct Source<'a> {
     known: RefCell<Vec<(u64, Bytes)>>,
 }
 
-impl Source<'_> {
+impl Source {
+    fn new(file: Name, at: Range<u64>, pickle: Option<String>) -> Self {
+        Self {
+            file,
+            at,
+            pickle,
+            known: RefCell::default(),
+        }
+    }
+
     fn len(&self) -> u64 {
         self.at.end.saturating_sub(self.at.start)
     }
@@ -202,7 +220,7 @@ impl Source<'_> {
         }
     }
 
-    fn read(&self, range: Range<u64>) -> Result<Bytes, String> {
+    fn read(&self, store: &Arc<dyn Store>, range: Range<u64>) -> Result<Bytes, String> {
         let (from, to) = (range.start.min(self.len()), range.end.min(self.len()));
         let slice = |(start, bytes): &(u64, Bytes)| {
             let (from, to) = (from.checked_sub(*start)?, to.checked_sub(*start)?);
@@ -213,7 +231,7 @@ impl Source<'_> {
             return Ok(known);
         }
         let place = |at: u64| self.at.start.saturating_add(at);
-        let read = wait(self.store.read(self.file, place(from)..place(to)));
+        let read = wait(store.read(&self.file, place(from)..place(to)));
         let bytes = read.map_err(|e| e.to_string())?;
         // The beginning and the end are read first.
         let mut known = self.known.borrow_mut();
@@ -225,6 +243,7 @@ impl Source<'_> {
 }
 
 struct Scanner {
+    store: Arc<dyn Store>,
     /// The most bytes that are read at a time.
     max: u64,
     limits: Limits,
@@ -232,13 +251,13 @@ struct Scanner {
 }
 
 impl Scanner {
-    fn file(&mut self, source: &Source<'_>) {
+    fn file(&mut self, source: &Source) {
         if let Err(why) = self.try_file(source) {
             self.not_scanned(source, None, &why);
         }
     }
 
-    fn not_scanned(&mut self, source: &Source<'_>, record: Option<&str>, why: &str) {
+    fn not_scanned(&mut self, source: &Source, record: Option<&str>, why: &str) {
         let of = source.pickle(record);
         let of = of.map_or_else(String::new, |of| format!("{of} of "));
         let line = format!("{of}{}: {why}", source.file);
@@ -252,9 +271,9 @@ impl Scanner {
         }
     }
 
-    fn try_file(&mut self, source: &Source<'_>) -> Result<(), String> {
+    fn try_file(&mut self, source: &Source) -> Result<(), String> {
         let len = source.len();
-        let mut bytes = source.read(0..len.min(FIRST))?;
+        let mut bytes = source.read(&self.store, 0..len.min(FIRST))?;
         if bytes.starts_with(b"PK") {
             return self.archive(source);
         }
@@ -280,13 +299,13 @@ impl Scanner {
             }
             let more = (bytes.len() as u64).saturating_mul(8).min(len);
             self.bounded(more)?;
-            bytes = source.read(0..more)?;
+            bytes = source.read(&self.store, 0..more)?;
         }
         // Without its first instruction a pickle is told by where it ends.
         let begins = matches!(&*bytes, [0x80, 0..=5, ..]);
         if (bytes.len() as u64) < len {
             self.bounded(len)?;
-            bytes = source.read(0..len)?;
+            bytes = source.read(&self.store, 0..len)?;
         }
         let found = scan(&bytes, &self.limits);
         let runs = found.globals.iter().any(|g| g.verdict == Verdict::RunsCode);
@@ -296,7 +315,7 @@ impl Scanner {
         Ok(())
     }
 
-    fn add(&mut self, source: &Source<'_>, record: Option<&str>, found: Scan) {
+    fn add(&mut self, source: &Source, record: Option<&str>, found: Scan) {
         if let Some(why) = found.stopped.as_deref().filter(|_| found.pickles == 0) {
             self.not_scanned(source, record, &format!("no pickle that ends: {why}"));
         } else if found.stopped.is_some() {
@@ -314,7 +333,7 @@ impl Scanner {
     }
 
     /// The pickles in an archive, whatever their names are.
-    fn archive(&mut self, source: &Source<'_>) -> Result<(), String> {
+    fn archive(&mut self, source: &Source) -> Result<(), String> {
         let tried = self.directory(source).and_then(|directory| {
             let mut records = directory.records();
             records.try_for_each(|record| self.record(source, record))
@@ -324,19 +343,19 @@ impl Scanner {
             return Ok(());
         };
         self.bounded(source.len())?;
-        let all = source.read(0..source.len())?;
+        let all = source.read(&self.store, 0..source.len())?;
         for (name, found) in scan_records(&all, &self.limits) {
             self.add(source, Some(&name), found);
         }
         Err(format!("its records were searched for, because {why}"))
     }
 
-    fn directory(&self, source: &Source<'_>) -> Result<Directory, String> {
+    fn directory(&self, source: &Source) -> Result<Directory, String> {
         let len = source.len();
         let mut range = Tail::first_range(len);
         loop {
             self.bounded(range.end.saturating_sub(range.start))?;
-            let tail = source.read(range.clone())?;
+            let tail = source.read(&self.store, range.clone())?;
             match Tail::parse(len, &tail).map_err(|e| e.to_string())? {
                 Tail::Done(directory) => return Ok(directory),
                 Tail::Need(more) if more.start < range.start => range = more,
@@ -345,14 +364,14 @@ impl Scanner {
         }
     }
 
-    fn record(&mut self, source: &Source<'_>, record: &Record) -> Result<(), String> {
+    fn record(&mut self, source: &Source, record: &Record) -> Result<(), String> {
         if record.size == 0 || is_storage(&record.name) {
             return Ok(());
         }
         self.bounded(record.size.max(record.stored))?;
-        let header = source.read(record.header_range())?;
+        let header = source.read(&self.store, record.header_range())?;
         let data = record.data_range(&header).map_err(|e| e.to_string())?;
-        let stored = source.read(data)?;
+        let stored = source.read(&self.store, data)?;
         let content = unpack(record, stored, self.max, Verify::No).map_err(|e| e.to_string())?;
         let is_named = [".pkl", ".pickle", ".p", "_pkl", ".joblib"]
             .iter()
