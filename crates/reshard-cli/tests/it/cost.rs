@@ -2,8 +2,10 @@
 
 use crate::{Ran, run, run_with, sample, states};
 use reshard::{
-    Dialect, OpenOptions, Region, ShardedTensor, StateDict, Stores, Tensor, blocking,
-    storage::{CountingStore, Counts},
+    Dialect, OpenOptions, Region, ShardedObject, ShardedTensor, StateDict, Stores, Tensor, Value,
+    blocking,
+    model::Payload,
+    storage::{CountingStore, Counts, wait},
 };
 use reshard_object_store::ObjectStorePlace;
 use std::{
@@ -297,4 +299,28 @@ fn objects_of_a_pt_cost_nothing_more() {
     let dry = run(&["convert", &src, &dst, "--dry-run", "--json"]).json();
     let told = dry["reads"][0]["bytes"].as_u64().unwrap();
     assert!(told < 2 * bytes + (72 << 10), "{told} of {bytes}");
+}
+
+/// They are small and lie beside each other, so that many take one request.
+#[test]
+fn a_scan_of_many_objects_takes_few_requests() {
+    let buckets = Buckets::default();
+    let requests_for = |objects: usize| {
+        let mut state = StateDict::new();
+        for i in 0..objects {
+            let key = format!("state{i}");
+            state.insert(
+                &*key,
+                ShardedObject::item(&*key, Payload::Value(Value::Int(7))),
+            );
+        }
+        let url = format!("bucket://objects-{objects}");
+        let save = reshard::save(&state, &*url).dialect(Dialect::Dcp);
+        wait(save.stores(buckets.stores()).into_future()).unwrap();
+        buckets.take(&url);
+        buckets.run(&["verify", "--quick", &url]).ok();
+        buckets.take(&url).requests
+    };
+    let (few, many) = (requests_for(3), requests_for(300));
+    assert!(many <= few + 3, "{few} for 3 objects, and {many} for 300");
 }
