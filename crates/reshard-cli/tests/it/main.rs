@@ -31,6 +31,7 @@ mod parts;
 mod pickles;
 mod places;
 mod prune;
+mod rank_files;
 mod ranks;
 mod remove;
 mod resume;
