@@ -131,7 +131,7 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
     };
     parts.push(Part::new("mutants", 55, mutants));
     parts.push(Part::new("clouds", 38, || clouds::run(Extent::Thorough)));
-    parts.push(Part::new("interop", 33, move || interop(false)));
+    parts.push(Part::new("interop", 40, move || interop(false)));
     parts.push(Part::new("torch.load of each version", 23, move || {
         interop(true)
     }));
