@@ -19,7 +19,8 @@ use guests::{Case, FLAT, GUESTS, Guest, MCORE_ZARR};
 
 use crate::shell::{Program, ignored, programs, root, say, target_dir};
 use crate::venv::{
-    MCORE_012, OTHER_TORCHES, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv, ZARR,
+    MCORE_012, OTHER_TORCHES, SCANNERS, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv,
+    ZARR,
 };
 
 #[derive(Debug)]
@@ -111,6 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         run.zarr(&ZARR.python()?)?;
         if options.frugal {
             ZARR.remove()?;
+            SCANNERS.remove()?;
         }
         run.tensorflow(&TENSORFLOW.python()?)?;
         if options.frugal {
@@ -211,9 +213,13 @@ impl Run {
             self.not_flattened(&program, &python);
             self.planners(&program, &python);
         }
-        if guest.newest {
-            self.rank_files(who, &python);
+        if guest.newest && !self.short {
+            self.pickles(&python)?;
         }
+        if guest.rank_files {
+            self.rank_files(guest.venv.name(), &python);
+        }
+        self.modules(guest.venv.name(), &python);
         Ok(())
     }
 
@@ -428,10 +434,13 @@ impl Run {
         Ok(())
     }
 
-    /// zarr-python and TensorStore read what reshard wrote in both versions of Zarr. What they wrote are fixtures of `reshard-zarr`.
+    /// zarr-python and TensorStore read what reshard wrote in both versions of Zarr, and reshard what they write, with every codec.
     fn zarr(&mut self, python: &Path) -> Result<()> {
         let test = self.with_python("reshard-zarr", "interop::", "RESHARD_ZARR_PYTHON", python)?;
         self.timed("zarr-python and TensorStore read what reshard saves", test);
+        let what = "reshard reads what zarr-python and TensorStore save";
+        let script = "crates/reshard-zarr/tests/fixtures/make.py";
+        self.script(what, python, script, "zarr");
         Ok(())
     }
 
@@ -450,17 +459,41 @@ impl Run {
         Ok(())
     }
 
+    /// Runs a program that makes files in a folder of this name, and compares what reshard does with them.
+    fn script(&mut self, what: &str, python: &Path, script: &str, name: &str) {
+        let (script, out) = (root().join(script), self.place.join(name));
+        let program = Program::new(python).args([script, out]);
+        let program = program.args(["--reshard".as_ref(), self.command.as_os_str()]);
+        self.timed(what, program);
+    }
+
     /// Each rank calls `torch.save`, and reshard reads the folder as one checkpoint.
     fn rank_files(&mut self, who: &str, python: &Path) {
-        let script = root().join("tests/fixtures/make/rank_files.py");
-        let out = self.place.join(format!("rank-files-by-{who}"));
-        let make = Program::new(python).args([
-            script.as_os_str(),
-            out.as_os_str(),
-            "--reshard".as_ref(),
-            self.command.as_os_str(),
-        ]);
-        self.timed(&format!("reshard reads files of ranks by {who}"), make);
+        let what = format!("reshard reads files of ranks by {who}");
+        let script = "tests/fixtures/make/rank_files.py";
+        self.script(&what, python, script, &format!("rank-files-by-{who}"));
+    }
+
+    /// Torch saves modules, and loads what `reshard convert` made of them.
+    fn modules(&mut self, who: &str, python: &Path) {
+        let what = format!("{who} loads what reshard converts of its modules");
+        let script = "tests/interop/python/modules.py";
+        self.script(&what, python, script, &format!("modules-by-{who}"));
+    }
+
+    /// Verdicts of other scanners on files that torch wrote, and on the globals that they call dangerous.
+    fn pickles(&mut self, python: &Path) -> Result<()> {
+        let script = root().join("tests/interop/python/pickles.py");
+        let out = self.place.join("pickles");
+        let make =
+            Program::new(python).args([script.as_os_str(), "make".as_ref(), out.as_os_str()]);
+        self.timed("torch-2.15 saves pickles for scanners", make);
+        let compare = [script.as_os_str(), "compare".as_ref(), out.as_os_str()];
+        let compare = Program::new(SCANNERS.python()?).args(compare);
+        let compare = compare.args(["--reshard".as_ref(), self.command.as_os_str()]);
+        let what = "picklescan, modelscan, fickling and reshard judge pickles alike";
+        self.timed(what, compare);
+        Ok(())
     }
 
     /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.

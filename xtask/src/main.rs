@@ -11,6 +11,7 @@ mod mutants;
 mod nightly;
 mod processes;
 mod shell;
+mod strangers;
 mod tidy;
 mod venv;
 
@@ -36,6 +37,9 @@ Usage: cargo xtask COMMAND
             --self    only the drivers among themselves, without reshard
             --torches only torch.load, of every version since 1.13: 17 of them, installed and removed one after the other
             --frugal  removes each Python after its last use; 6 GB of disk are enough then
+  strangers weights that six published packages ship, read by reshard and by the libraries that wrote them
+            --keep    leaves the packages in target/strangers
+            --frugal  removes each Python after its last use
   bench     benchmarks beside torch DCP and TensorFlow, as a table; prints how long it takes
             --only TEXT   rows whose name contains this text
             --runs N      number of counted runs of each measurement [default: 15]
@@ -59,7 +63,7 @@ Usage: cargo xtask COMMAND
             --seed S      seed of the property tests, and of the choice of mutants [default: the day]
             --fuzz SECONDS  time for each fuzz target [default: 300]
 
-.ci/run calls what each change must pass. interop, bench, clouds and processes use Python programs in target/venvs (about 25 GB; 6 GB with interop --frugal).
+.ci/run calls what each change must pass. interop, strangers, bench, clouds and processes use Python programs in target/venvs (about 25 GB; 6 GB with interop --frugal).
 RESHARD_VENVS names another directory for them.";
 
 fn main() -> ExitCode {
@@ -87,6 +91,7 @@ fn run(args: &[String]) -> Result<()> {
             &["--short", "--keep", "--self", "--frugal", "--torches"],
             &[],
         ),
+        "strangers" => (&["--keep", "--frugal"], &[]),
         "clouds" => (&["--moto", "--thorough"], &[]),
         "mutants" => (&["--list"], &["--seed"]),
         "nightly" => (&["--list"], &["--slice", "--fuzz", "--seed"]),
@@ -123,6 +128,10 @@ fn run(args: &[String]) -> Result<()> {
             frugal: has("--frugal"),
             every_torch: has("--torches"),
             short: has("--short"),
+        }),
+        "strangers" => strangers::run(&strangers::Options {
+            keep: has("--keep"),
+            frugal: has("--frugal"),
         }),
         "processes" if has("--mpi") => processes::mpi::run(),
         "processes" => processes::run(),

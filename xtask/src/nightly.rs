@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::clouds::{self, Extent};
 use crate::shell::{Program, nextest, say, tests};
 use crate::venv::TORCH_215;
-use crate::{fuzz, interop, lint, mutants, processes};
+use crate::{fuzz, interop, lint, mutants, processes, strangers};
 
 /// The longest slice, in minutes on two cores.
 const LONGEST: u32 = 60;
@@ -131,9 +131,15 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
     };
     parts.push(Part::new("mutants", 55, mutants));
     parts.push(Part::new("clouds", 38, || clouds::run(Extent::Thorough)));
-    parts.push(Part::new("interop", 33, move || interop(false)));
+    parts.push(Part::new("interop", 40, move || interop(false)));
     parts.push(Part::new("torch.load of each version", 23, move || {
         interop(true)
+    }));
+    parts.push(Part::new("strangers", 10, || {
+        strangers::run(&strangers::Options {
+            keep: false,
+            frugal: true,
+        })
     }));
     parts.push(Part::new("processes", 52, || {
         // Without torch it would leave out what PyTorch takes part in.

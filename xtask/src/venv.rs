@@ -144,6 +144,19 @@ pub(crate) const TENSORFLOW: Venv = Venv {
     installs: &[&["tensorflow-cpu==2.21.0"]],
 };
 
+/// Scanners of pickles, whose verdicts ours are compared with.
+pub(crate) const SCANNERS: Venv = Venv {
+    name: "scanners",
+    python: USUAL,
+    installs: &[&[
+        "picklescan==1.0.5",
+        "modelscan==0.8.8",
+        "fickling==0.1.12",
+        // Fickling imports it before Python 3.12, and does not require it.
+        "typing-extensions",
+    ]],
+};
+
 /// A server that speaks the protocol of S3, and what makes containers in Azurite.
 pub(crate) const CLOUDS: Venv = Venv {
     name: "clouds",

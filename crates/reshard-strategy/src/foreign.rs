@@ -71,6 +71,13 @@ pub const FOREIGN: &[Foreign] = &[
         ..NEW
     },
     Foreign {
+        what: "a Core ML model, which reshard does not read",
+        next: "convert the model that it was made from",
+        endings: &["mlmodel"],
+        folder: &["Data/*/*.mlmodel"],
+        ..NEW
+    },
+    Foreign {
         what: "a NumPy archive (npz), which reshard does not read",
         next: "load it with numpy.load, and save its arrays with safetensors.numpy.save_file",
         endings: &["npz"],

@@ -27,6 +27,8 @@ pub(super) struct Guest {
     pub(super) newest_megatron: bool,
     /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners.
     pub(super) newest: bool,
+    /// Whether its PyTorch has DTensors that reshard reads in files of ranks, and no other guest has this version.
+    pub(super) rank_files: bool,
     /// `true` if it takes part in the short run that each change gets.
     pub(super) short: bool,
 }
@@ -65,6 +67,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: false,
         newest_megatron: false,
         newest: false,
+        rank_files: true,
         short: false,
     },
     Guest {
@@ -114,6 +117,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: true,
         newest_megatron: false,
         newest: true,
+        rank_files: true,
         short: true,
     },
     Guest {
@@ -136,6 +140,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: true,
         newest_megatron: true,
         newest: false,
+        rank_files: false,
         short: false,
     },
     Guest {
@@ -163,6 +168,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: false,
         newest_megatron: false,
         newest: false,
+        rank_files: true,
         short: false,
     },
     Guest {
@@ -185,6 +191,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: false,
         newest_megatron: false,
         newest: false,
+        rank_files: false,
         short: true,
     },
 ];

@@ -79,6 +79,7 @@ fn files() -> Vec<Case> {
         made("a Keras archive", "net.keras", "net.keras"),
         made("a GGUF file", "llama.gguf", "llama.bin"),
         file("a TensorFlow Lite model", "net.tflite", lite),
+        file("a Core ML model", "net.mlmodel", b"\x08\x06\x12\xda\x01\n"),
         made("a NumPy archive", "arrays.npz", "arrays.ckpt"),
         made("a NumPy array", "array.npy", "array"),
         made("a zip archive of Zarr arrays", "zipped.zarr.zip", "w.zip"),
@@ -109,6 +110,17 @@ fn folders() -> Vec<Case> {
             "the graph of a TensorFlow SavedModel",
             "served",
             [("saved_model.pb", b"\x08\x01\x12\x20".as_slice())],
+        ),
+        case(
+            "a Core ML model",
+            "net.mlpackage",
+            [
+                ("Manifest.json", b"{}".as_slice()),
+                (
+                    "Data/com.apple.CoreML/model.mlmodel",
+                    b"\x08\x06\x12\x02\n\x00",
+                ),
+            ],
         ),
         made("an OCDBT database", "ocdbt", "params"),
         case(

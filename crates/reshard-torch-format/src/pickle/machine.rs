@@ -1,7 +1,9 @@
 use super::{
     Build, Built, Items, Op, Reader, Refusal,
     memo::{Memo, Plan, number},
-    names, text,
+    names,
+    op::FrameEnd,
+    text,
 };
 use crate::{Error, Limits, Result};
 use std::borrow::Cow;
@@ -39,7 +41,7 @@ pub fn run<'a, B: Build<'a>>(
         memo: Memo::new(plan),
         protocol: 0,
     };
-    let mut reader = Reader::new(bytes);
+    let (mut reader, mut frame) = (Reader::new(bytes), FrameEnd::default());
     loop {
         let at = reader.offset();
         let op = reader
@@ -63,6 +65,9 @@ pub fn run<'a, B: Build<'a>>(
                 at,
                 "a frame is longer than the rest of the pickle",
             ));
+        }
+        if frame.is_crossed(&op, at, reader.offset()) {
+            return Err(Error::pickle(at, "a frame ends inside an instruction"));
         }
         machine.builder.at(at);
         machine.step(op).map_err(|r| r.at(at))?;

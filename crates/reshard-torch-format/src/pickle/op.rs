@@ -187,6 +187,27 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The frame that a pickle has announced last.
+///
+/// Python reads a file by frames. An instruction that crosses the end of its frame makes the reader in C continue at another byte
+/// than the one in Python, and than a reader that ignores frames: the first runs instructions that the others take for data.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FrameEnd(usize);
+
+impl FrameEnd {
+    /// Whether the instruction `op`, which starts at `at` and ends at `end`, crosses the end of its frame, or opens a frame in a frame.
+    #[inline(always)]
+    pub(super) fn is_crossed(&mut self, op: &Op<'_>, at: usize, end: usize) -> bool {
+        let inside = at < self.0;
+        let crossed = inside && end > self.0;
+        if let Op::Frame(len) = op {
+            self.0 = end.saturating_add(usize::try_from(*len).unwrap_or(usize::MAX));
+            return inside;
+        }
+        crossed
+    }
+}
+
 /// Declares how arguments are read and written: numbers with the order of their bytes, and bytes behind their length.
 macro_rules! arguments {
     (numbers { $($number:ident $from:ident $to:ident,)* } bytes { $($bytes:ident $len:ident $wrong:ident,)* }) => {

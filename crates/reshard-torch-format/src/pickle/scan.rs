@@ -4,7 +4,9 @@ use super::{
     Op, Reader,
     globals::{Verdict, verdict},
     memo::number,
-    names, text,
+    names,
+    op::FrameEnd,
+    text,
 };
 use crate::Limits;
 use std::{borrow::Cow, collections::BTreeMap, rc::Rc};
@@ -44,11 +46,11 @@ pub struct Scan {
 /// assert_eq!((&*found.globals[0].name, found.globals[0].verdict), ("posix.system", Verdict::RunsCode));
 /// ```
 pub fn scan(bytes: &[u8], limits: &Limits) -> Scan {
-    let mut found = Globals::default();
     let memory = limits.budget(bytes.len() as u64).left();
+    let memory = usize::try_from(memory).unwrap_or(usize::MAX);
     // An entry of the memo has its number, and room in a tree.
-    let most = memory / (4 * size_of::<Known<'_>>() as u64);
-    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let most = memory / (4 * size_of::<Known<'_>>());
+    let mut found = Globals::new(memory / 4);
     let (mut at, mut out) = (0, Scan::default());
     while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
         let mut machine = Machine::new(rest, at, &mut found, most);
@@ -63,14 +65,7 @@ pub fn scan(bytes: &[u8], limits: &Limits) -> Scan {
             }
         }
     }
-    // Pickles in byte strings, which some functions load.
-    let mut depth = 0;
-    while depth < NESTED && !found.nested.is_empty() {
-        depth += 1;
-        for (inner, offset) in std::mem::take(&mut found.nested) {
-            drop(Machine::new(inner, offset, &mut found, most).run());
-        }
-    }
+    found.follow(NESTED, most);
     let all = found.all.into_iter();
     out.globals = all
         .map(|(name, (verdict, offset))| ScannedGlobal {
@@ -84,26 +79,90 @@ pub fn scan(bytes: &[u8], limits: &Limits) -> Scan {
 
 /// So deep pickles in byte strings of pickles are looked at.
 const NESTED: usize = 4;
-/// The longest name that is followed through attributes.
-const LONGEST: usize = 1000;
+/// The longest name that is kept, with its module.
+const LONGEST: usize = 255;
 
-#[derive(Default)]
 struct Globals<'a> {
     all: BTreeMap<Box<str>, (Verdict, u64)>,
-    nested: Vec<(&'a [u8], usize)>,
+    /// Memory for more names.
+    left: usize,
+    /// Pickles in byte strings, which some functions load. Each by its address, because it may be loaded many times.
+    nested: BTreeMap<usize, (Nested<'a>, usize)>,
 }
 
-impl Globals<'_> {
-    fn add(&mut self, name: String, verdict: Verdict, offset: u64) {
-        let found = self.all.entry(name.into()).or_insert((verdict, offset));
-        found.0 = found.0.max(verdict);
+/// A byte string as it is stored, or as text, whose characters are its bytes.
+enum Nested<'a> {
+    Bytes(&'a [u8]),
+    Text(Rc<Cow<'a, str>>),
+}
+
+impl<'a> Globals<'a> {
+    fn new(left: usize) -> Self {
+        Self {
+            all: BTreeMap::new(),
+            left,
+            nested: BTreeMap::new(),
+        }
     }
+
+    fn add(&mut self, name: String, verdict: Verdict, offset: u64) {
+        if let Some(found) = self.all.get_mut(&*name) {
+            found.0 = found.0.max(verdict);
+        } else if let Some(left) = self.left.checked_sub(name.len() + ENTRY) {
+            self.left = left;
+            self.all.insert(name.into(), (verdict, offset));
+        } else {
+            // The scan stops at the next instruction.
+            self.left = 0;
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Scans the pickles in byte strings, those in them, and so on.
+    fn follow(&mut self, depth: usize, most: usize) {
+        for (_, (inner, offset)) in std::mem::take(&mut self.nested) {
+            if depth == 0 {
+                let name = format!("(a pickle in more than {NESTED} byte strings)");
+                self.add(name, Verdict::RunsCode, offset as u64);
+                continue;
+            }
+            let text = match &inner {
+                Nested::Text(text) => latin1(text),
+                Nested::Bytes(_) => None,
+            };
+            let bytes = match (&inner, &text) {
+                (Nested::Bytes(bytes), _) => bytes,
+                (_, Some(bytes)) => &**bytes,
+                // Python refuses it, too.
+                (_, None) => continue,
+            };
+            let mut found = Globals::new(self.left);
+            drop(Machine::new(bytes, offset, &mut found, most).run());
+            found.follow(depth - 1, most);
+            for (name, (verdict, offset)) in found.all {
+                self.add(name.into(), verdict, offset);
+            }
+        }
+    }
+}
+
+/// The memory for an entry of the list of globals, besides its name.
+const ENTRY: usize = 64;
+
+/// Text in bytes, a byte for each character.
+fn latin1(text: &str) -> Option<Vec<u8>> {
+    text.chars().map(|c| u8::try_from(c).ok()).collect()
 }
 
 /// What is known of a value.
 #[derive(Clone)]
 enum Known<'a> {
-    Text(Cow<'a, str>),
+    Text(Rc<Cow<'a, str>>),
+    /// Bytes that `_codecs.encode` makes of this text, as protocols before 3 write them.
+    Encoded(Rc<Cow<'a, str>>),
     Bytes(&'a [u8]),
     Global(Rc<(String, String)>),
     /// Of up to three values that are no tuples.
@@ -123,6 +182,7 @@ struct Machine<'a, 'f> {
     marks: Vec<usize>,
     memo: BTreeMap<u64, Known<'a>>,
     protocol: u8,
+    frame: FrameEnd,
 }
 
 impl<'a, 'f> Machine<'a, 'f> {
@@ -137,6 +197,7 @@ impl<'a, 'f> Machine<'a, 'f> {
             marks: Vec::new(),
             memo: BTreeMap::new(),
             protocol: 0,
+            frame: FrameEnd::default(),
         }
     }
 
@@ -151,8 +212,15 @@ impl<'a, 'f> Machine<'a, 'f> {
             if let Op::Stop = op {
                 return Ok(self.reader.offset());
             }
+            if self.frame.is_crossed(&op, self.at, self.reader.offset()) {
+                let hidden = "(instructions that a frame hides)";
+                self.note(hidden.into(), Verdict::RunsCode);
+            }
             if self.memo.len() + self.stack.len() > self.most {
                 return Err(self.stopped("it has more values than the limits allow"));
+            }
+            if self.found.is_full() {
+                return Err(self.stopped("it names more globals than the limits allow"));
             }
             self.step(op);
         }
@@ -181,9 +249,9 @@ impl<'a, 'f> Machine<'a, 'f> {
     fn escapes(&mut self, values: &[Known<'a>]) {
         for value in values {
             if let Known::Global(of) = value
-                && is_getattr(of)
+                && (is_getattr(of) || loads_bytes(of))
             {
-                self.note("builtins.getattr".into(), Verdict::RunsCode);
+                self.note(format!("{}.{}", of.0, of.1), Verdict::RunsCode);
             }
         }
     }
@@ -225,6 +293,11 @@ impl<'a, 'f> Machine<'a, 'f> {
             0..=2 => names::modern(module, name),
             _ => (module.into(), name.into()),
         };
+        if module.len() + name.len() > LONGEST {
+            let name = format!("(a name longer than {LONGEST} bytes)");
+            self.note(name, Verdict::RunsCode);
+            return self.stack.push(Known::Other);
+        }
         let of = (module.into_owned(), name.into_owned());
         // What it is asked for is judged instead.
         if !is_getattr(&of) {
@@ -249,10 +322,23 @@ impl<'a, 'f> Machine<'a, 'f> {
             &*of.0,
             "torch.storage" | "pickle" | "_pickle" | "dill" | "cloudpickle"
         );
-        if let (true, [Known::Bytes(inner), ..]) = (loads, args) {
-            self.found.nested.push((inner, self.start + self.at));
+        let made = match args {
+            [Known::Text(text), ..] if is(&of, "_codecs", "encode") => Known::Encoded(text.clone()),
+            _ => Known::Other,
+        };
+        let inner = match args {
+            [Known::Bytes(bytes), ..] => Some((bytes.as_ptr().addr(), Nested::Bytes(bytes))),
+            [Known::Encoded(text), ..] => Some((text.as_ptr().addr(), Nested::Text(text.clone()))),
+            _ => None,
+        };
+        if let (true, Some((address, inner))) = (loads, inner) {
+            let offset = self.start + self.at;
+            self.found.nested.entry(address).or_insert((inner, offset));
+        } else if loads_bytes(&of) {
+            let name = "(a pickle that can't be determined)";
+            self.note(name.into(), Verdict::RunsCode);
         }
-        self.stack.push(Known::Other);
+        self.stack.push(made);
     }
 
     /// `getattr(object, name)`.
@@ -298,17 +384,17 @@ impl<'a, 'f> Machine<'a, 'f> {
                 self.stack.push(top);
             }
             Op::BinUnicode(v) | Op::ShortBinUnicode(v) | Op::BinUnicode8(v) => {
-                self.stack.push(Known::Text(String::from_utf8_lossy(v)));
+                self.text(String::from_utf8_lossy(v));
             }
             Op::BinString(v) | Op::ShortBinString(v) => self.old_text(v.into()),
             Op::String(v) => match text::quoted(v) {
                 Some(v) => self.old_text(v),
                 None => self.stack.push(Known::Other),
             },
-            Op::Unicode(v) => {
-                let v = text::raw_unicode(v).map_or(Known::Other, Known::Text);
-                self.stack.push(v);
-            }
+            Op::Unicode(v) => match text::raw_unicode(v) {
+                Some(v) => self.text(v),
+                None => self.stack.push(Known::Other),
+            },
             Op::BinBytes(v) | Op::ShortBinBytes(v) | Op::BinBytes8(v) | Op::ByteArray8(v) => {
                 self.stack.push(Known::Bytes(v));
             }
@@ -357,11 +443,17 @@ impl<'a, 'f> Machine<'a, 'f> {
 
     /// A str of Python 2, which may stand for bytes.
     fn old_text(&mut self, v: Cow<'a, [u8]>) {
-        let v = match v {
-            Cow::Borrowed(raw) if std::str::from_utf8(raw).is_err() => Known::Bytes(raw),
-            raw => Known::Text(String::from_utf8_lossy(&raw).into_owned().into()),
-        };
-        self.stack.push(v);
+        match v {
+            Cow::Borrowed(raw) if std::str::from_utf8(raw).is_err() => {
+                self.stack.push(Known::Bytes(raw));
+            }
+            Cow::Borrowed(raw) => self.text(String::from_utf8_lossy(raw)),
+            Cow::Owned(raw) => self.text(String::from_utf8_lossy(&raw).into_owned().into()),
+        }
+    }
+
+    fn text(&mut self, v: Cow<'a, str>) {
+        self.stack.push(Known::Text(Rc::new(v)));
     }
 
     /// Instructions that make or fill something of which only the number of values matters.
@@ -427,6 +519,15 @@ impl<'a, 'f> Machine<'a, 'f> {
             _ => self.stack.push(Known::Other),
         }
     }
+}
+
+fn is(of: &(String, String), module: &str, name: &str) -> bool {
+    (&*of.0, &*of.1) == (module, name)
+}
+
+/// The one function that torch's own pickles call with pickles in byte strings.
+fn loads_bytes(of: &(String, String)) -> bool {
+    is(of, "torch.storage", "_load_from_bytes")
 }
 
 fn is_getattr(of: &(String, String)) -> bool {

@@ -112,6 +112,9 @@ fn a_frame_may_be_as_long_as_the_rest_and_no_longer() {
         Value::None
     );
     assert!(error(b"\x80\x04\x95\x03\0\0\0\0\0\0\0N.").contains("a frame is longer"));
+    // Python's readers disagree about where such a pickle continues.
+    let crossed = b"\x80\x04\x95\x03\0\0\0\0\0\0\0C\x04data.";
+    assert!(error(crossed).contains("a frame ends inside an instruction"));
 }
 
 #[test]

@@ -18,8 +18,9 @@ fn found(pickle: &[u8]) -> Vec<(String, Verdict)> {
 fn globals_are_found_however_a_pickle_names_them() {
     use Verdict::{Allowed, RunsCode, Unknown};
     let unnamed = "(a name that can't be determined)";
+    let hidden = "(instructions that a frame hides)";
     type Row<'a> = (&'a [u8], &'a [(&'a str, Verdict)]);
-    let cases: [Row<'_>; 21] = [
+    let cases: [Row<'_>; 27] = [
         // GLOBAL, with the names of Python 2.
         (b"c__builtin__\neval\n(S'1'\ntR.", &[("builtins.eval", RunsCode)]),
         // INST and OBJ.
@@ -65,9 +66,27 @@ fn globals_are_found_however_a_pickle_names_them() {
             b"\x80\x03ctorch.storage\n_load_from_bytes\nC\x0ccos\nsystem\n.\x85R.",
             &[("os.system", RunsCode), ("torch.storage._load_from_bytes", Unknown)],
         ),
+        // One in text, as protocols before 3 write bytes.
+        (
+            b"\x80\x02ctorch.storage\n_load_from_bytes\nc_codecs\nencode\nX\x0c\0\0\0cos\nsystem\n.U\x06latin1\x86R\x85R.",
+            &[("_codecs.encode", Allowed), ("os.system", RunsCode), ("torch.storage._load_from_bytes", Unknown)],
+        ),
+        // One that a call makes, and one that somebody else loads.
+        (
+            b"\x80\x02ctorch.storage\n_load_from_bytes\ncmy\nf\n)R\x85R.",
+            &[("(a pickle that can't be determined)", RunsCode), ("my.f", Unknown), ("torch.storage._load_from_bytes", Unknown)],
+        ),
+        (
+            b"\x80\x02cfunctools\npartial\nctorch.storage\n_load_from_bytes\n\x85R.",
+            &[("functools.partial", Allowed), ("torch.storage._load_from_bytes", RunsCode)],
+        ),
         // What breaks after Python has run it.
         (b"cos\nsystem\n(S'ls'\ntR\xff", &[("os.system", RunsCode)]),
         (b"\x80\x02ccollections\nOrderedDict\n)R.", &[("collections.OrderedDict", Allowed)]),
+        // A frame that ends inside bytes: Python's reader in C runs these bytes. A frame in a frame. One that ends with an instruction.
+        (b"\x80\x04\x95\x03\0\0\0\0\0\0\0C\x0bcos\nsystem\n0.", &[(hidden, RunsCode)]),
+        (b"\x80\x04\x95\x0c\0\0\0\0\0\0\0N\x95\x01\0\0\0\0\0\0\0N.", &[(hidden, RunsCode)]),
+        (b"\x80\x04\x95\x02\0\0\0\0\0\0\0K\x01\x95\x01\0\0\0\0\0\0\0.", &[]),
     ];
     for (pickle, want) in cases {
         let mut want: Vec<(String, Verdict)> =
@@ -85,6 +104,57 @@ fn a_scan_says_where_it_stopped() {
     assert!(broken.stopped.unwrap().starts_with("byte 5: 0xff is not"));
     let sound = scan(b"\x80\x02K\x01.N.", &limits);
     assert_eq!((sound.pickles, sound.end, sound.stopped), (2, 7, None));
+}
+
+/// Texts that are fetched many times, names made of them, and pickles that are loaded many times.
+#[test]
+fn a_scan_takes_no_more_for_what_a_pickle_repeats() {
+    let text = [b"V", &b"a".repeat(100_000)[..], b"\\u0041\nq\0"].concat();
+    let inner = [&b"N0".repeat(50_000)[..], b"N."].concat();
+    let length = (inner.len() as u32).to_le_bytes();
+    let load = b"ctorch.storage\n_load_from_bytes\nq\x01";
+    for (pickle, name) in [
+        (
+            [b"\x80\x04", &text[..], &b"h\0".repeat(50_000), b"."].concat(),
+            None,
+        ),
+        (
+            [b"\x80\x04", &text[..], &b"h\0h\0\x93".repeat(20_000), b"."].concat(),
+            Some("(a name longer than 255 bytes)"),
+        ),
+        (
+            [
+                b"\x80\x04B",
+                &length[..],
+                &inner,
+                b"q\0",
+                load,
+                &b"h\x01h\0\x85R0".repeat(20_000),
+                b"N.",
+            ]
+            .concat(),
+            Some("torch.storage._load_from_bytes"),
+        ),
+    ] {
+        let scanned = scan(&pickle, &Limits::default());
+        let names: Vec<&str> = scanned.globals.iter().map(|global| &*global.name).collect();
+        assert_eq!(names, name.into_iter().collect::<Vec<_>>());
+        assert_eq!(scanned.stopped, None);
+    }
+}
+
+#[test]
+fn pickles_in_byte_strings_are_followed_to_a_depth() {
+    let mut pickle = b"cos\nsystem\n.".to_vec();
+    for depth in 1..=6 {
+        let length = (pickle.len() as u32).to_le_bytes();
+        let load = b"\x80\x03ctorch.storage\n_load_from_bytes\nB";
+        pickle = [load, &length[..], &pickle, b"\x85R."].concat();
+        let names: Vec<String> = found(&pickle).into_iter().map(|(name, _)| name).collect();
+        let deep = "(a pickle in more than 4 byte strings)".to_owned();
+        assert_eq!(names.contains(&"os.system".into()), depth <= 4);
+        assert_eq!(names.contains(&deep), depth > 4);
+    }
 }
 
 /// All that reading interprets is in the table.
