@@ -41,6 +41,7 @@ mod show;
 mod sound;
 mod states;
 mod steps;
+mod to_megatron;
 mod torch_save;
 mod trace;
 mod understood;

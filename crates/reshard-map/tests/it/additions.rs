@@ -186,6 +186,7 @@ fn common_state_has_what_parameters_shapes_and_the_configuration_tell() {
         ),
         ("args.tensor_model_parallel_size", Some(1.into())),
         ("args.pipeline_model_parallel_size", Some(1.into())),
+        ("args.hidden_dropout", Some(Value::Float(0.0))),
         ("args.no_save_optim", Some(true.into())),
         ("args.no_save_rng", Some(true.into())),
     ]
