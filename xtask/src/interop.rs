@@ -8,6 +8,7 @@ mod flattened;
 mod guests;
 mod optimizers;
 mod removal;
+mod to_megatron;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -199,6 +200,12 @@ impl Run {
         if guest.canonical {
             self.canonical(who, &python);
             self.unflattened(who, &python);
+        }
+        if guest.newest && !self.short {
+            self.for_megatron(&python);
+        }
+        if (guest.newest || guest.newest_megatron) && !self.short {
+            self.in_megatron(who, &python);
         }
         if guest.newest_megatron {
             self.common_in_object(who, &program, &python);

@@ -550,8 +550,8 @@ pub(crate) struct Convert {
     /// format gets plain chunks in any case.
     #[arg(long)]
     pub(crate) unflatten: bool,
-    /// Whose conventions DST follows: `megatron` writes `metadata.json` and `common.pt`, without which Megatron Core loads nothing. The default
-    /// is as in SRC if the format has it, or else PyTorch's.
+    /// Whose conventions DST follows: `megatron` writes `metadata.json` and `common.pt`, without which Megatron Core loads nothing, and the tracker file
+    /// of Megatron-LM if DST is named `release` or `iter_0001000`. The default is as in SRC if the format has it, or else PyTorch's.
     #[arg(long, value_parser = choice(&[("megatron", Dialect::Megatron), ("pytorch", Dialect::Dcp)]))]
     pub(crate) dialect: Option<Dialect>,
     /// Where Megatron Core's common state goes: into `common.pt`, which all its versions read, or into an object, as 0.19 and later write it.

@@ -11,7 +11,7 @@ use crate::{
     json, mapping,
     program::Program,
     table::{GOOD, fact, shown, styled},
-    units,
+    tracker, units,
 };
 use reshard::{
     BackendVersion, ErrorKind, Registry, SaveReport,
@@ -78,6 +78,9 @@ struct Report<'a> {
     /// The checks that a dry run does not make.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     unmade_checks: &'a [&'static str],
+    /// The tracker file of Megatron-LM that names the checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tracker: Option<String>,
 }
 
 impl<'a> Report<'a> {
@@ -105,6 +108,7 @@ impl<'a> Report<'a> {
             resumed: resumes(args).then_some(done.resumed),
             checking_seconds: done.checking.as_secs_f64(),
             unmade_checks: &done.unmade_checks,
+            tracker: None,
         }
     }
 }
@@ -179,19 +183,26 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let done = wait(conversion.progress(move |n| written.add(n)).run());
     bar.finish_and_clear();
     let done = done.map_err(told)?;
+    let tracker = tracker::write(args, io);
+    let named = tracker.as_ref().ok().and_then(Option::as_deref);
+    let named = named.map(|path| path.to_string_lossy().into_owned());
     if args.reading.json {
-        let report = Report::of(&done, reads.as_ref(), args);
+        let mut report = Report::of(&done, reads.as_ref(), args);
+        report.tracker = named;
         json::write_about(io.out, &[&source], &report)?;
     } else {
         if let Some(reads) = reads {
             reads.print(io)?;
         }
         print(&done, args, io.out)?;
+        if let Some(named) = named {
+            fact(io.out, "tracker", shown(&named))?;
+        }
     }
     note_lost(&done, args.dry_run, io);
     io.note_unverified(args.no_verify && !args.dry_run);
     note_stays(&done.saved, &args.dst, io);
-    Ok(OK)
+    tracker.map(|_| OK)
 }
 
 /// Listens for Ctrl-C, if this is the program of a process. If that fails, the key ends the process as usual.

@@ -48,6 +48,7 @@ mod stats;
 mod steps;
 mod table;
 mod trace;
+mod tracker;
 mod units;
 mod usage;
 mod verify;

@@ -10,7 +10,7 @@ use crate::{
     fit::{Fit, has_dialect},
     keys::Keys,
     ledger::Account,
-    mapped::Mapped,
+    mapped::{Additions, Mapped},
     optimizer::Canonical,
     phase::Started,
     quantized,
@@ -161,7 +161,8 @@ pub struct Convert<'a> {
     pub(crate) canonical_optimizer: bool,
     /// Whose conventions the new checkpoint follows. The default is the dialect of the source if the format has it, or else PyTorch's, or else tensors only. In
     /// Megatron Core's dialect an object becomes a leaf of common state, at its path, unless its key is that of a cell of an array of objects; the files `common.pt` and
-    /// `metadata.json` are written, without which Megatron Core loads nothing. In PyTorch's dialect each leaf of common state becomes an item.
+    /// `metadata.json` are written, without which Megatron Core loads nothing. A [`map`](Self::map) may [add](reshard::map::Additions) objects and common
+    /// state. In PyTorch's dialect each leaf of common state becomes an item.
     pub(crate) dialect: Option<Dialect>,
     /// Where Megatron Core's common state goes. The default is the form of the source, or a file if the format stores no objects. A file is
     /// what its versions before 0.19 read.
@@ -328,8 +329,14 @@ impl<'a> Convert<'a> {
         let (keys, all) = (&self.keys, Keys::default());
         let keys = if self.mapped.is_some() { &all } else { keys };
         let fit = Fit::of(&self, &target, (keys, &canonical)).await?;
+        let additions = match &self.mapped {
+            Some(mapped) if fit.dialect == Dialect::Megatron => {
+                mapped.additions(&self.keys).await?
+            }
+            _ => Additions::default(),
+        };
         let phase = Started::now("read", self.source.url());
-        let read = Source::read(self.source, keys, &canonical, (&fit, &checks)).await;
+        let read = Source::read(self.source, keys, &canonical, (&fit, &checks), &additions).await;
         phase.done(&read.as_ref().map(|source| source.read));
         let source = read?;
         // What is carried over in its stored form.

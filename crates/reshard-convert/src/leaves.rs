@@ -3,7 +3,7 @@
 use crate::{ConvertError, Result, optimizer::Canonical};
 use reshard::{
     Checkpoint, CommonForm, ShardedObject, StoredCommon, Value,
-    model::{Path, unflatten},
+    model::{Path, Step, unflatten},
     plan::PlannerData,
 };
 
@@ -31,6 +31,16 @@ impl Leaves {
         let path = path.and_then(|data| PlannerData::path(data, key)).cloned();
         let path = path.unwrap_or_else(|| Path(vec![to.into()]));
         self.0.push((path, value));
+    }
+
+    /// Adds a value at the top of common state. Returns whether there was none of this name.
+    pub(crate) fn add_new(&mut self, name: &str, value: Value) -> bool {
+        let name = Step::from(name);
+        let is_new = self.0.iter().all(|(path, _)| path.0.first() != Some(&name));
+        if is_new {
+            self.0.push((Path(vec![name]), value));
+        }
+        is_new
     }
 
     /// Adds a dict in which nothing was.

@@ -180,21 +180,30 @@ pub enum Outcome {
     Changed(Vec<Change>),
     /// The copy does not have it, for this reason.
     LeftOut(Arc<str>),
+    /// The copy has it although the source does not: a map adds it for Megatron Core.
+    Added,
+    /// A map would add it for Megatron Core if its value were known. This is the reason why it isn't.
+    NotAdded(Arc<str>),
 }
 
 impl Outcome {
-    /// The name of the outcome in JSON: `kept`, `changed` or `left_out`.
+    /// The name of the outcome in JSON: `kept`, `changed`, `left_out`, `added` or `not_added`.
     pub fn name(&self) -> &'static str {
         self.into()
     }
 
-    /// The changes, or the reason why the item is left out. `None` for an item that is kept.
+    /// The changes, or the reason why the item is left out or not added. `None` for an item that is kept or added.
     pub fn why(&self) -> Option<String> {
         match self {
-            Self::Kept => None,
+            Self::Kept | Self::Added => None,
             Self::Changed(changes) => Some(joined(changes, Change::to_string)),
-            Self::LeftOut(why) => Some(why.to_string()),
+            Self::LeftOut(why) | Self::NotAdded(why) => Some(why.to_string()),
         }
+    }
+
+    /// Whether it is an outcome for an item of the source.
+    fn is_of_source(&self) -> bool {
+        !matches!(self, Self::Added | Self::NotAdded(_))
     }
 
     /// The outcome of an item that is in the copy with these changes.
@@ -226,7 +235,7 @@ impl LedgerEntry {
     /// Whether the copy tells less of the state than the source did. Facts about the save are not state.
     pub fn is_loss(&self) -> bool {
         match &self.outcome {
-            Outcome::Kept => false,
+            Outcome::Kept | Outcome::Added | Outcome::NotAdded(_) => false,
             Outcome::Changed(changes) => changes.iter().any(Change::is_loss),
             Outcome::LeftOut(_) => self.kind != ItemKind::Save,
         }
@@ -247,11 +256,14 @@ impl fmt::Display for LedgerEntry {
             Outcome::Kept => f.write_str("kept"),
             Outcome::Changed(changes) => f.write_str(&joined(changes, Change::to_string)),
             Outcome::LeftOut(why) => write!(f, "left out: {why}"),
+            Outcome::Added => f.write_str("added"),
+            Outcome::NotAdded(why) => write!(f, "not added: {why}"),
         }
     }
 }
 
-/// Every item of the source of a conversion, each once, with its outcome: kept, changed or left out.
+/// Every item of the source of a conversion, each once, with its outcome: kept, changed or left out. Also the objects and the common state that
+/// a map adds for Megatron Core.
 ///
 /// Its [`Display`](fmt::Display) is a line for each kind of item.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -282,7 +294,8 @@ impl Ledger {
 
     /// The number of tensors, objects and values of common state, and how many of them the copy has.
     pub(crate) fn state(&self) -> (u64, u64) {
-        let state = self.0.iter().filter(|entry| entry.kind.is_state());
+        let of_source = self.0.iter().filter(|entry| entry.outcome.is_of_source());
+        let state = of_source.filter(|entry| entry.kind.is_state());
         let stays = |entry: &&LedgerEntry| !matches!(entry.outcome, Outcome::LeftOut(_));
         let all = state.clone().count() as u64;
         (all, state.filter(stays).count() as u64)
@@ -318,6 +331,8 @@ struct Counts {
     kept: u64,
     changed: BTreeMap<String, u64>,
     left_out: BTreeMap<Arc<str>, u64>,
+    added: u64,
+    not_added: BTreeMap<Arc<str>, u64>,
 }
 
 impl Counts {
@@ -329,6 +344,8 @@ impl Counts {
                 *self.changed.entry(group).or_default() += 1;
             }
             Outcome::LeftOut(why) => *self.left_out.entry(Arc::clone(why)).or_default() += 1,
+            Outcome::Added => self.added += 1,
+            Outcome::NotAdded(why) => *self.not_added.entry(Arc::clone(why)).or_default() += 1,
         }
     }
 }
@@ -340,10 +357,19 @@ impl fmt::Display for Counts {
         if self.kept > 0 {
             parts.push(format!("{} kept", self.kept));
         }
+        if self.added > 0 {
+            parts.push(format!("{} added", self.added));
+        }
         let changed = self.changed.iter().map(|(how, n)| (n, how.clone()));
         let left_out = self.left_out.iter();
         let left_out = left_out.map(|(why, n)| (n, format!("left out: {why}")));
-        for all in [Vec::from_iter(changed), Vec::from_iter(left_out)] {
+        let not_added = self.not_added.iter();
+        let not_added = not_added.map(|(why, n)| (n, format!("not added: {why}")));
+        for all in [
+            Vec::from_iter(changed),
+            Vec::from_iter(left_out),
+            Vec::from_iter(not_added),
+        ] {
             parts.extend(
                 all.iter()
                     .take(GROUPS)

@@ -8,8 +8,8 @@ use crate::{
     tensor::{Carried, has_places},
 };
 use reshard::{
-    Checkpoint, DType, MappedTensorHandle,
-    map::{Dropped, Map},
+    Checkpoint, DType, MappedCheckpoint, MappedTensorHandle,
+    map::{AddedCommon, Dropped, Map},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,9 +27,18 @@ pub(crate) struct Use {
     pub(crate) dtype: Option<DType>,
 }
 
+/// Objects and common state that a map adds for Megatron Core.
+#[derive(Debug, Default)]
+pub(crate) struct Additions {
+    /// The keys of cells whose value is `None`.
+    pub(crate) objects: Vec<String>,
+    pub(crate) common: AddedCommon,
+}
+
 /// The chosen tensors and objects of a mapped checkpoint.
 #[derive(Debug)]
 pub(crate) struct Mapped {
+    checkpoint: MappedCheckpoint,
     tensors: Vec<MappedTensorHandle>,
     /// The mapped key of each object, by its key in the source.
     pub(crate) objects: BTreeMap<String, String>,
@@ -82,12 +91,29 @@ impl Mapped {
             unmapped: unmapped.collect(),
             left_out: left_out.collect(),
             tensors,
+            checkpoint: mapped,
         })
     }
 
     /// Whether something of an item of the source is carried over.
     pub(crate) fn needs(&self, key: &str) -> bool {
         self.needed.contains_key(key) || self.objects.contains_key(key)
+    }
+
+    /// The chosen objects and the common state that the map adds for Megatron Core.
+    pub(crate) async fn additions(&self, keys: &Keys<'_>) -> Result<Additions> {
+        let objects = self.checkpoint.mapping().additions().objects();
+        Ok(Additions {
+            objects: objects
+                .filter(|key| keys.has(key))
+                .map(String::from)
+                .collect(),
+            common: self
+                .checkpoint
+                .added_common()
+                .await
+                .map_err(ConvertError::Read)?,
+        })
     }
 
     /// What becomes of the items of the source. Fails if a chunk has no location.

@@ -1,18 +1,20 @@
 //! A checkpoint as the state of N ranks, without loading its tensors.
 
 use crate::{
-    CastReport, ConvertError, Result,
+    CastReport, ConvertError, ItemKind, Outcome, Result,
     checked::Watched,
     checks::Checks,
     fit::{CommonAs, Fit},
     keys::Keys,
     leaves::{Leaves, is_name_of_cell},
+    mapped::Additions,
     optimizer::Canonical,
     tensor::Carried,
 };
 use reshard::{
     Checkpoint, Data, Dialect, ReadLimits, Region, Save, ShardedObject, ShardedTensor, StateDict,
     StoredCommon, Value, ValueTree,
+    map::AddedCommon,
     megatron::incomplete_arrays,
     model::{Leaf, Path, PathOfKey, Payload, Sharded, Step, Tree, split},
     plan::{Entry, PlannerData},
@@ -40,6 +42,8 @@ pub(crate) struct Source {
     pub(crate) paths: Option<PlannerData>,
     /// How many objects have become leaves of common state.
     in_common: u64,
+    /// What a map adds, for the ledger.
+    pub(crate) added: Vec<(ItemKind, Box<str>, Outcome)>,
     /// What was read: objects and common state, as they are stored.
     pub(crate) read: Traffic,
     /// What the values of decoded objects don't say, in words, by the keys of the source.
@@ -104,6 +108,7 @@ impl Source {
         keys: &Keys<'_>,
         canonical: &Canonical,
         (fit, checks): (&Fit, &Checks),
+        additions: &Additions,
     ) -> Result<Self> {
         let common = checkpoint
             .stored_common()
@@ -145,32 +150,17 @@ impl Source {
             let dtype = fit.written(t.dtype());
             Item::Tensor(t.with_dtype(dtype))
         }));
-        let mut paths = None;
         let stored_common = common.clone();
-        let common = match (common, fit.common) {
-            (None, _) | (_, CommonAs::Nothing) => None,
-            // What it holds is not decoded.
-            (Some(old), CommonAs::Common(form))
-                if form == old.form() && canonical.common.is_none() =>
-            {
-                Some(old)
-            }
-            (Some(old), as_what) => {
-                read.decoded(old.object_key().unwrap_or("common state"), old.payload());
-                let common = match &canonical.common {
-                    Some(new) => ValueTree::from(new.clone()),
-                    None => checkpoint.common().await.map_err(ConvertError::Read)?,
-                };
-                if let CommonAs::Common(form) = as_what {
-                    Some(StoredCommon::new(form, common.into()))
-                } else {
-                    paths = Some(add_common(&mut items, common)?);
-                    None
-                }
-            }
-        };
+        let (common, mut paths) =
+            carried_common(checkpoint, common, canonical, fit, (&mut items, &mut read)).await?;
         let mut empty_dicts = empty_dicts(checkpoint, keys, canonical).await;
         let in_common = leaves.len();
+        let mut added = add_cells(&mut items, &additions.objects, fit);
+        let keeps = fit
+            .new_common()
+            .is_none()
+            .then_some("the source has common state of its own");
+        added.extend(add_values(&mut leaves, &additions.common, keeps));
         let common = match fit.new_common() {
             None => common,
             Some(form) => {
@@ -195,6 +185,7 @@ impl Source {
             empty_dicts,
             paths,
             in_common,
+            added,
             read: read.traffic(),
             unsaid: read.unsaid,
         })
@@ -391,6 +382,78 @@ fn has_all_cells(checkpoint: &Checkpoint, dialect: Dialect, items: &[Item]) -> R
             what: found.what,
         }),
     }
+}
+
+/// Adds cells of arrays of objects whose value is `None`, unless the source has them.
+fn add_cells(
+    items: &mut Vec<Item>,
+    keys: &[String],
+    fit: &Fit,
+) -> Vec<(ItemKind, Box<str>, Outcome)> {
+    let stored: BTreeSet<String> = items.iter().map(|item| item.key().to_owned()).collect();
+    let new: Vec<&String> = keys.iter().filter(|key| !stored.contains(*key)).collect();
+    items.extend(new.iter().map(|key| {
+        let value = match fit.object_lists {
+            true => Value::List(vec![Value::None]),
+            false => Value::None,
+        };
+        Item::Object((*key).clone(), Payload::Value(value))
+    }));
+    let entry = |key: &String| (ItemKind::Object, key.as_str().into(), Outcome::Added);
+    new.into_iter().map(entry).collect()
+}
+
+/// Adds values to common state, unless the source has values of these names, or `keeps` its common state for this reason.
+fn add_values(
+    leaves: &mut Leaves,
+    common: &AddedCommon,
+    keeps: Option<&str>,
+) -> Vec<(ItemKind, Box<str>, Outcome)> {
+    let mut old = BTreeSet::new();
+    if keeps.is_none() {
+        let values = common.values.iter().cloned();
+        old.extend(
+            values.filter_map(|(name, value)| (!leaves.add_new(&name, value)).then_some(name)),
+        );
+    }
+    let entries = common.entries.iter().map(|(path, unknown)| {
+        let name = path.split('.').next().unwrap_or_default();
+        let why = match (keeps, unknown) {
+            (Some(why), _) => Some(why),
+            (None, _) if old.contains(name) => Some("the source has a value of this name"),
+            (None, unknown) => unknown.as_deref(),
+        };
+        let outcome = why.map_or(Outcome::Added, |why| Outcome::NotAdded(why.into()));
+        (ItemKind::Common, path.clone(), outcome)
+    });
+    entries.collect()
+}
+
+/// The common state of the source as the copy has it as such, or the paths of all items if its leaves have become items.
+async fn carried_common(
+    checkpoint: &Checkpoint,
+    stored: Option<StoredCommon>,
+    canonical: &Canonical,
+    fit: &Fit,
+    (items, read): (&mut Vec<Item>, &mut Counted),
+) -> Result<(Option<StoredCommon>, Option<PlannerData>)> {
+    let (old, as_what) = match (stored, fit.common) {
+        (None, _) | (_, CommonAs::Nothing) => return Ok((None, None)),
+        // What it holds is not decoded.
+        (Some(old), CommonAs::Common(form)) if form == old.form() && canonical.common.is_none() => {
+            return Ok((Some(old), None));
+        }
+        (Some(old), as_what) => (old, as_what),
+    };
+    read.decoded(old.object_key().unwrap_or("common state"), old.payload());
+    let common = match &canonical.common {
+        Some(new) => ValueTree::from(new.clone()),
+        None => checkpoint.common().await.map_err(ConvertError::Read)?,
+    };
+    if let CommonAs::Common(form) = as_what {
+        return Ok((Some(StoredCommon::new(form, common.into())), None));
+    }
+    Ok((None, Some(add_common(items, common)?)))
 }
 
 /// The value of an object.

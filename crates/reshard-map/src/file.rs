@@ -1,9 +1,13 @@
 //! Mapping files: their text, and their parameters.
 
-use crate::{Map, MapError, Result, Unmapped, map::check_sides, number::Number, rule::Rule};
+use crate::{
+    Map, MapError, Result, Unmapped, additions::Sections, map::check_sides, number::Number,
+    rule::Rule,
+};
 use reshard_model::shortened;
 use std::collections::BTreeMap;
 
+mod additions;
 mod fields;
 mod verbs;
 
@@ -46,6 +50,7 @@ pub struct MapFile {
     unmapped: Unmapped,
     parameters: BTreeMap<String, Parameter>,
     rules: Vec<Rule<Number>>,
+    sections: Sections<Number>,
 }
 
 /// A number that a map needs to know.
@@ -101,9 +106,10 @@ impl MapFile {
         let unmapped = unmapped(fields.text("unmapped").map_err(syntax)?.as_deref())?;
         let parameters = fields.take("parameters");
         let rules = fields.take("rule");
+        let sections = additions::sections(&mut fields)?;
         fields.done().map_err(|what| {
             syntax(format!(
-                "{what}; a map has `about`, `unmapped`, `[parameters.NAME]` and `[[rule]]`"
+                "{what}; a map has `about`, `unmapped`, `[parameters.NAME]`, `[[rule]]`, `[[object]]`, `[common]` and `[args]`"
             ))
         })?;
 
@@ -128,6 +134,7 @@ impl MapFile {
             unmapped,
             parameters: parameters_of(parameters)?,
             rules: rules.collect::<Result<_>>()?,
+            sections,
         };
         out.check_names()?;
         Ok(out)
@@ -159,13 +166,13 @@ impl MapFile {
         if let Some(name) = defaults.filter_map(unknown).next() {
             return Err(undeclared(name));
         }
+        let mut check =
+            |number: Number| unknown(&number).map_or(Ok(()), |name| Err(undeclared(name)));
         for rule in &self.rules {
-            let mut check =
-                |number: Number| unknown(&number).map_or(Ok(()), |name| Err(undeclared(name)));
             rule.verb.clone().bind(&mut check)?;
-            rule.when.clone().map_or(Ok(()), check)?;
+            rule.when.clone().map_or(Ok(()), &mut check)?;
         }
-        Ok(())
+        self.sections.clone().bind(&mut check).map(drop)
     }
 
     /// The map with these values of its parameters. Those that are not given have their defaults.
@@ -208,6 +215,11 @@ impl MapFile {
                 });
             }
         }
+        let sections = self.sections.clone().bind(&mut |number: Number| {
+            let fault =
+                |what| MapError::Syntax(format!("`[[object]]`, `[common]` or `[args]`: {what}"));
+            number.of(&values).map_err(fault)
+        })?;
         // A default that is only for the map itself.
         let defaulted =
             |(name, p): &(&String, &Parameter)| p.forward_default && !given.contains_key(*name);
@@ -215,6 +227,8 @@ impl MapFile {
         Ok(Map {
             rules,
             unmapped: self.unmapped,
+            sections,
+            is_inverse: false,
             inverse_needs: needed.map(|(name, p)| (name.clone(), p.missing())),
         })
     }

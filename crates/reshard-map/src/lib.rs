@@ -37,6 +37,7 @@
 //! # Ok::<(), reshard_map::MapError>(())
 //! ```
 
+mod additions;
 mod apply;
 mod budget;
 mod error;
@@ -51,6 +52,7 @@ mod rule;
 mod shipped;
 mod tensor;
 
+pub use additions::{AddedCommon, Additions};
 pub use error::{Limits, MapError, Result};
 pub use file::{MapFile, Parameter};
 pub use map::{Map, Unmapped};

@@ -1,7 +1,8 @@
 //! A map whose parameters are known.
 
 use crate::{
-    Dropped, Limits, MapError, MappedTensor, Mapping, Result, Source,
+    Additions, Dropped, Limits, MapError, MappedTensor, Mapping, Result, Source,
+    additions::Sections,
     apply::{Entry, Known, Origin, State},
     error::Fault,
     rule::{Direction, Rule, Sides},
@@ -26,6 +27,9 @@ pub enum Unmapped {
 pub struct Map {
     pub(crate) rules: Vec<Rule<u64>>,
     pub(crate) unmapped: Unmapped,
+    pub(crate) sections: Sections<u64>,
+    /// Whether it adds what the sections describe.
+    pub(crate) is_inverse: bool,
     /// A parameter without which there is no inverse, and its description.
     pub(crate) inverse_needs: Option<(String, String)>,
 }
@@ -51,6 +55,8 @@ impl Map {
         Ok(Self {
             rules: rules.collect::<Result<_>>()?,
             unmapped: self.unmapped,
+            sections: self.sections.clone(),
+            is_inverse: !self.is_inverse,
             inverse_needs: None,
         })
     }
@@ -106,6 +112,7 @@ impl Map {
         // Together they don't know only what neither knows.
         out.unmapped.retain(|key| first.unmapped.contains(key));
         out.dropped.extend(first.dropped.iter().cloned());
+        out.additions.extend(&first.additions);
         Ok(out)
     }
 
@@ -149,6 +156,9 @@ impl Map {
             }
         }
         self.unmapped(&mut out, &state.known, before)?;
+        if self.is_inverse {
+            out.additions = Additions::of(&self.sections, &out.tensors, limits)?;
+        }
         Ok(out)
     }
 

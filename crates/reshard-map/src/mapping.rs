@@ -1,6 +1,6 @@
 //! A map applied to the tensors of a checkpoint.
 
-use crate::{MapError, MappedTensor, Result};
+use crate::{Additions, MapError, MappedTensor, Result};
 use reshard_model::{Cast, DType, Dims};
 use std::collections::BTreeMap;
 
@@ -35,6 +35,7 @@ pub struct Mapping {
     pub(crate) objects: BTreeMap<Box<str>, Box<str>>,
     pub(crate) unmapped: Vec<Box<str>>,
     pub(crate) dropped: Vec<Dropped>,
+    pub(crate) additions: Additions,
 }
 
 /// A tensor or object of the checkpoint that a mapping leaves out.
@@ -84,6 +85,11 @@ impl Mapping {
     /// The tensors and objects of the checkpoint that are left out.
     pub fn dropped(&self) -> &[Dropped] {
         &self.dropped
+    }
+
+    /// The objects and common state that Megatron Core expects beside the tensors and that the source does not have.
+    pub fn additions(&self) -> &Additions {
+        &self.additions
     }
 
     /// The mapping that makes the checkpoint from the mapped one, element for element. Its sources are the tensors of this one in order.

@@ -1,7 +1,9 @@
 //! A checkpoint as a map shows it: other keys and shapes, and any region of them.
 
 use crate::{Checkpoint, Error, Handle, Result, TensorHandle, error::Context};
-use reshard_map::{Elements, Limits, Map, MapError, MapFile, MappedTensor, Mapping, Source};
+use reshard_map::{
+    AddedCommon, Elements, Limits, Map, MapError, MapFile, MappedTensor, Mapping, Source,
+};
 use reshard_model::{
     BoxError, DType, Dims, ErrorKind, Payload, Region, Select, ShardedTensor, SourceError,
     StateDict, Tensor, TensorSource, Value,
@@ -73,21 +75,7 @@ impl Checkpoint {
             Some(namespace) => namespace.get(key).and_then(number),
             None => args?.get(key)?.leaf().and_then(number),
         };
-        let name = Name::new(CONFIG).during(ACT, self.url())?;
-        let config = read_small(self.store(), &name)
-            .await
-            .during(ACT, self.url())?;
-        let config: serde_json::Value = match config {
-            None => serde_json::Value::Null,
-            Some(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|e| StrategyError::Corrupt {
-                    file: CONFIG.into(),
-                    offset: None,
-                    what: "it is no JSON".into(),
-                    source: Some(e.into()),
-                })
-                .during(ACT, self.url())?,
-        };
+        let config = self.hf_config().await?;
         for (name, parameter) in file.parameters() {
             if values.contains_key(name) {
                 continue;
@@ -100,6 +88,25 @@ impl Checkpoint {
         }
         Ok(values)
     }
+
+    /// The `config.json` of transformers among the files; null if there is none.
+    async fn hf_config(&self) -> Result<serde_json::Value> {
+        let name = Name::new(CONFIG).during(ACT, self.url())?;
+        let config = read_small(self.store(), &name)
+            .await
+            .during(ACT, self.url())?;
+        match config {
+            None => Ok(serde_json::Value::Null),
+            Some(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|e| StrategyError::Corrupt {
+                    file: CONFIG.into(),
+                    offset: None,
+                    what: "it is no JSON".into(),
+                    source: Some(e.into()),
+                })
+                .during(ACT, self.url()),
+        }
+    }
 }
 
 /// A flag is 0 or 1.
@@ -107,6 +114,21 @@ fn number(value: &Value) -> Option<u64> {
     match value {
         Value::Bool(flag) => Some(u64::from(*flag)),
         other => u64::try_from(other.as_int()?).ok(),
+    }
+}
+
+/// A value of `config.json` at a path such as `rope_parameters.rope_theta`, if it is no list or dict.
+fn scalar(config: &serde_json::Value, path: &str) -> Option<Value> {
+    let mut parts = path.split('.');
+    let found = parts.try_fold(config, |value, part| value.get(part))?;
+    match found {
+        serde_json::Value::Bool(flag) => Some(Value::Bool(*flag)),
+        serde_json::Value::String(text) => Some(Value::Str(text.as_str().into())),
+        serde_json::Value::Number(n) => match n.as_i64() {
+            Some(int) => Some(Value::Int(int)),
+            None => n.as_f64().map(Value::Float),
+        },
+        _ => None,
     }
 }
 
@@ -203,6 +225,20 @@ impl MappedCheckpoint {
             out.insert(tensor.key().to_owned(), tensor.read(..).await?);
         }
         Ok(out)
+    }
+
+    /// Common state that the map [adds](reshard_map::Additions) for Megatron Core. Values of `config.json` come from the file of this name among
+    /// the checkpoint's files.
+    ///
+    /// # Errors
+    /// `config.json` is no JSON; an error of the store.
+    pub async fn added_common(&self) -> Result<AddedCommon> {
+        let additions = self.mapping.additions();
+        if additions.is_empty() {
+            return Ok(AddedCommon::default());
+        }
+        let config = self.checkpoint.hf_config().await?;
+        Ok(additions.common(|path| scalar(&config, path)))
     }
 
     fn is_understood(&self) -> Result<()> {

@@ -42,6 +42,7 @@ mod show;
 mod sound;
 mod states;
 mod steps;
+mod to_megatron;
 mod torch_save;
 mod trace;
 mod understood;

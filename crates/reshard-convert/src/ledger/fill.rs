@@ -49,6 +49,9 @@ impl Account<'_> {
             }
         }
         self.add_common(&mut ledger);
+        for (kind, name, outcome) in &self.source.added {
+            ledger.add(*kind, name.clone(), outcome.clone());
+        }
         self.add_annotations(&mut ledger);
         self.add_ties(&mut ledger);
         for key in &producer.scales {
