@@ -136,7 +136,7 @@ fn stated(f: &Facts) -> Option<String> {
 fn noun(kind: AnnotationKind) -> (&'static str, &'static str) {
     match kind {
         AnnotationKind::Attribute | AnnotationKind::DimensionNames => ("attribute", ""),
-        AnnotationKind::KeyType => ("key", " that are no text"),
+        AnnotationKind::KeyType => ("key", " without text"),
         AnnotationKind::ContainerType => ("container", " with a class"),
         AnnotationKind::TensorClass => ("tensor", " with a class"),
         AnnotationKind::PythonState => ("item", " of which Python knows more"),

@@ -611,7 +611,7 @@ fn inspect_counts_and_lists_what_is_stated() {
         (
             "optimizer.pt",
             &[
-                "metadata    2 keys that are no text",
+                "metadata    2 keys without text",
                 r#"["state"]["0"]  key type  int"#,
             ][..],
         ),

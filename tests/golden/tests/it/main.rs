@@ -10,6 +10,7 @@ mod knobs;
 mod loads;
 mod meshes;
 mod one_reader;
+mod other_programs;
 mod places;
 mod rank_files;
 mod read;
