@@ -92,6 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let python = TORCH_215.python()?;
         run.torch_save(&TORCH_215, &python)?;
         run.safetensors(&python)?;
+        run.torchao(&python);
         run.maps(&python)?;
     }
     let guests = GUESTS.iter();
@@ -461,6 +462,18 @@ impl Run {
             self.command.as_os_str(),
         ]);
         self.timed(&format!("reshard reads files of ranks by {who}"), make);
+    }
+
+    /// torchao opens the quantised tensors that reshard carried over from its files.
+    fn torchao(&mut self, python: &Path) {
+        let script = root().join("tests/fixtures/make/quantised.py");
+        let make = Program::new(python).args([
+            script.as_os_str(),
+            self.place.join("torchao").as_os_str(),
+            "--reshard".as_ref(),
+            self.command.as_os_str(),
+        ]);
+        self.timed("torchao opens what reshard carries over", make);
     }
 
     /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.

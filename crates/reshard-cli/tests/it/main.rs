@@ -42,6 +42,7 @@ mod sound;
 mod states;
 mod steps;
 mod torch_save;
+mod torchao;
 mod trace;
 mod understood;
 mod unread;
