@@ -177,7 +177,7 @@ pub(crate) fn texts(metadata: &Metadata) -> Result<BTreeMap<Box<str>, String>> {
         let key = id.path.to_string();
         let refused = |what: &str| PlanError::Unsupported {
             key: key.as_str().into(),
-            what: format!("{what}; a file of torch.save has a place for it").into(),
+            what: format!("{what}; a file of torch.save has a place for it"),
         };
         let subclass = Subclass::of(value).ok_or_else(|| refused("it is no tensor of torchao"))?;
         if !key.contains('.') {
