@@ -94,6 +94,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let python = TORCH_215.python()?;
         run.torch_save(&TORCH_215, &python)?;
         run.safetensors(&python)?;
+        run.torchao(&python);
         run.maps(&python)?;
     }
     let guests = GUESTS.iter();
@@ -501,6 +502,18 @@ impl Run {
         let what = "picklescan, modelscan, fickling and reshard judge pickles alike";
         self.timed(what, compare);
         Ok(())
+    }
+
+    /// torchao opens the quantised tensors that reshard carried over from its files.
+    fn torchao(&mut self, python: &Path) {
+        let script = root().join("tests/fixtures/make/quantised.py");
+        let make = Program::new(python).args([
+            script.as_os_str(),
+            self.place.join("torchao").as_os_str(),
+            "--reshard".as_ref(),
+            self.command.as_os_str(),
+        ]);
+        self.timed("torchao opens what reshard carries over", make);
     }
 
     /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.

@@ -47,6 +47,7 @@ pub(crate) const TORCH_215: Venv = Venv {
         // Its own dependencies are for training; checkpoints need none of them but the two above, and Megatron-FSDP one more.
         &["einops"],
         &["--no-deps", "megatron-core==0.16.1"],
+        &["--no-deps", "torchao==0.18.0"],
     ],
 };
 

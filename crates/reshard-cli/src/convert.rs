@@ -606,6 +606,9 @@ fn hint(e: &ConvertError, args: &Convert) -> Option<String> {
             "--drop-objects does not help here; give another --to, such as torch_dist"
         }
         ConvertError::Quantized { .. } => QUANTIZED,
+        ConvertError::TorchAo { .. } => {
+            "safetensors and files of torch.save hold torchao's tensors as a whole; --drop-objects carries the inner tensors over without the metadata"
+        }
         ConvertError::Cells { .. } => CELLS,
         _ => return None,
     };

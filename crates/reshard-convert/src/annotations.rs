@@ -1,6 +1,13 @@
 //! The annotations of a source that its copy states, too.
 
-use crate::{fit::Fit, keys::Keys, optimizer::Canonical, target::Target};
+use crate::{
+    Result,
+    fit::Fit,
+    keys::Keys,
+    optimizer::Canonical,
+    target::Target,
+    torchao::{self, Fate, Stated},
+};
 use reshard::{
     Checkpoint, Dialect, Value,
     model::{Path, Step},
@@ -21,6 +28,10 @@ pub(crate) struct Fates<'a> {
     carried: BTreeSet<&'a str>,
     /// The paths of dicts, lists and leaves of the copy.
     nodes: BTreeSet<Path>,
+    /// The keys that are carried over, under their own names or others.
+    chosen: BTreeSet<&'a str>,
+    /// The tensors that metadata of torchao states.
+    torchao: Vec<Stated>,
 }
 
 impl<'a> Fates<'a> {
@@ -38,11 +49,18 @@ impl<'a> Fates<'a> {
             keeps_ties,
             carried: BTreeSet::new(),
             nodes: BTreeSet::new(),
+            chosen: BTreeSet::new(),
+            torchao: torchao::stated(source),
         };
         if stored.annotations().is_empty() {
             return out;
         }
         let stays = |key: &&str| keys.has(key) && canonical.key(key) == Some(*key) && fit.has(key);
+        if !out.torchao.is_empty() {
+            let goes =
+                |key: &&str| keys.has(key) && canonical.key(key).is_some_and(|to| fit.has(to));
+            out.chosen = stored.entries().map(|e| e.key()).filter(goes).collect();
+        }
         out.carried = stored.entries().map(|e| e.key()).filter(stays).collect();
         if let Some(PlannerData::Paths(paths)) = stored.planner_data() {
             for (_, path) in paths
@@ -61,8 +79,31 @@ impl<'a> Fates<'a> {
     pub(crate) fn kept(&self) -> Annotations {
         let all = self.source.metadata().annotations().iter();
         let kept = all.filter(|(id, _)| self.why_not(id).is_none());
-        kept.map(|(id, value)| (id.clone(), value.clone()))
-            .collect()
+        let fate = |key: &str| self.fate(key);
+        kept.map(|(id, value)| {
+            let names = torchao::names_of_copy(&self.torchao, (id, value), &fate);
+            (id.clone(), names.unwrap_or_else(|| value.clone()))
+        })
+        .collect()
+    }
+
+    /// What becomes of an inner tensor of torchao.
+    fn fate(&self, key: &str) -> Fate {
+        let tensor = self.source.metadata().tensor(key);
+        let same_type = tensor.is_some_and(|t| self.fit.written(t.dtype()) == t.dtype());
+        match (self.carried.contains(key), self.chosen.contains(key)) {
+            (true, _) if same_type => Fate::Same,
+            (false, false) => Fate::Gone,
+            _ => Fate::Changed,
+        }
+    }
+
+    /// Refuses a copy in which torchao could not open its tensors again.
+    pub(crate) fn check_torchao(&self) -> Result<()> {
+        let fate = |key: &str| self.fate(key);
+        let annotates = |kind| self.target.annotates(kind);
+        let target = (self.target.key().to_string(), annotates);
+        torchao::check(self.source, &self.torchao, &fate, target)
     }
 
     /// Why the copy does not state an annotation of the source.
@@ -76,6 +117,7 @@ impl<'a> Fates<'a> {
             AnnotationKind::KeyType => "keys that are no text",
             AnnotationKind::ContainerType => "types of dicts",
             AnnotationKind::TensorClass => "parameters",
+            AnnotationKind::TensorSubclass => "the metadata of torchao's tensors",
             AnnotationKind::PythonState => text.unwrap_or_default(),
             AnnotationKind::SameObject => "one object at two places",
             AnnotationKind::Device => "devices of tensors",
@@ -96,8 +138,11 @@ impl<'a> Fates<'a> {
         if id.kind == AnnotationKind::ContainerType && text.is_some() {
             return Some("the copy is a dict with this item".into());
         }
+        let fate = |key: &str| self.fate(key);
         let stays = match id.kind {
-            AnnotationKind::Text => true,
+            AnnotationKind::Text | AnnotationKind::TensorSubclass => {
+                !torchao::is_gone(&self.torchao, id, &fate)
+            }
             _ if self.canonical.is_mapped => {
                 return Some("keys and shapes come from a map".into());
             }

@@ -348,6 +348,9 @@ impl<'a> Convert<'a> {
         let keeps_ties = self.ranks == 1 && !self.canonical_optimizer && target.has_ties();
         let kind = (&target, keeps_ties);
         let annotations = Fates::of(self.source, kind, (keys, &canonical, &fit));
+        if !self.drop_objects {
+            annotations.check_torchao()?;
+        }
         let account = Account {
             setup: &self,
             source: &source,

@@ -83,6 +83,19 @@ pub enum ConvertError {
         /// The scale, or the configuration of the model, that was found.
         found: String,
     },
+    /// torchao could not open one of its tensors again from the copy. [`Convert::drop_objects`](crate::Convert::drop_objects) carries the inner
+    /// tensors over without metadata.
+    #[error("{src}: {key} is quantised by torchao ({class}); {what}")]
+    TorchAo {
+        /// The source.
+        src: String,
+        /// Key of the tensor.
+        key: String,
+        /// Its class.
+        class: String,
+        /// Why not.
+        what: String,
+    },
     /// Something is at the destination already. Found before anything is written.
     #[error("{}", reshard::storage::without_secrets(&.0.to_string()))]
     Destination(#[source] StrategyError),
@@ -429,6 +442,7 @@ impl ConvertError {
             | Self::Flattened { .. }
             | Self::Unknown { .. }
             | Self::Quantized { .. }
+            | Self::TorchAo { .. }
             | Self::Cells { .. }
             | Self::Optimizer { .. } => ErrorKind::Unsupported,
             Self::NoOptimizer { .. }

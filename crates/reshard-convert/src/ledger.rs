@@ -65,7 +65,9 @@ impl ItemKind {
             AnnotationKind::Attribute | AnnotationKind::DimensionNames => Self::Attribute,
             AnnotationKind::KeyType => Self::KeyType,
             AnnotationKind::ContainerType => Self::ContainerType,
-            AnnotationKind::TensorClass | AnnotationKind::PythonState => Self::TensorClass,
+            AnnotationKind::TensorClass
+            | AnnotationKind::TensorSubclass
+            | AnnotationKind::PythonState => Self::TensorClass,
             AnnotationKind::SameObject => Self::Tie,
             AnnotationKind::Device => Self::Save,
             // Texts, attributes of dicts, and records.

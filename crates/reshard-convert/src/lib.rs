@@ -72,6 +72,7 @@ mod stored;
 mod sums;
 mod target;
 mod tensor;
+mod torchao;
 mod versions;
 
 pub use analysis::{

@@ -22,6 +22,8 @@ pub enum AnnotationKind {
     ContainerState,
     /// The class of a tensor in Python: `torch.nn.Parameter`.
     TensorClass,
+    /// A tensor of one of torchao's classes, whose inner tensors are items: the object without the elements of these.
+    TensorSubclass,
     /// What else Python knows of a tensor or an object, in words: another class, attributes, or which parts are one object. No format
     /// writes it.
     PythonState,

@@ -27,6 +27,7 @@ mod settings;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 mod texts;
+mod torchao;
 mod writer;
 
 pub use config::SafetensorsLoadConfig;

@@ -2,7 +2,7 @@
 
 use crate::{
     place::{Empty, Files},
-    texts,
+    texts, torchao,
 };
 use reshard_plan::{Metadata, PlanError, SavePlan, SavePlanner};
 use std::sync::Arc;
@@ -36,9 +36,11 @@ impl SavePlanner for WithEmpty {
             dtype: t.dtype(),
             shape: t.shape(),
         });
+        let mut texts = texts::of_all_files(metadata.annotations());
+        texts.extend(torchao::texts(&metadata)?);
         let files = Files {
             empty: empty.collect(),
-            texts: texts::of_all_files(metadata.annotations()),
+            texts,
             ..Files::default()
         };
         if let Some(first) = plans.first_mut() {

@@ -62,7 +62,7 @@ impl StorageReader for SafetensorsReader {
                 true => |_, _| false,
                 false => |_, _| true,
             },
-            annotations: |_, _| &[AnnotationKind::Text],
+            annotations: |_, _| &[AnnotationKind::Text, AnnotationKind::TensorSubclass],
             ..Capabilities::DEFAULT
         }
     }

@@ -52,7 +52,7 @@ impl SaveFormat for SafetensorsConfig {
                 .then_some("save only tensors, set `keep_objects`, or choose another format"),
             no_rank_local: Some("nobody could put it together"),
             takes_folder: self.takes_folder(),
-            annotations: |_, _| &[AnnotationKind::Text],
+            annotations: |_, _| &[AnnotationKind::Text, AnnotationKind::TensorSubclass],
             ..Capabilities::DEFAULT
         }
     }

@@ -50,8 +50,8 @@ pub use error::{Error, Result};
 pub use legacy::{LegacyHead, LegacyStorage};
 pub use limits::{Budget, Limits};
 pub use outline::{
-    Contents, Found, FoundDict, FoundModule, KeyType, Leaf, Modules, ObjectAt, Outline,
-    ScriptClasses,
+    Contents, Found, FoundDict, FoundModule, FoundSubclass, KeyType, Leaf, Modules, ObjectAt,
+    Outline, ScriptClasses, Subclass,
 };
 pub use tensor::{
     Location, Mesh, PartRef, Spread, SpreadFile, SpreadGroup, SpreadPath, SpreadTable, StorageRef,

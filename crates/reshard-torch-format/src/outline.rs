@@ -4,6 +4,7 @@ mod containers;
 mod flatten;
 mod modules;
 mod reach;
+mod subclasses;
 mod unsaid;
 
 use crate::{
@@ -13,11 +14,13 @@ use crate::{
     value::{Decoder, made},
 };
 pub use modules::{Modules, ScriptClasses};
+pub use subclasses::{FoundSubclass, Subclass};
 
 use bytes::Bytes;
 use containers::{Class, Made};
 use reshard_model::{Construct, Opaque, Path, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use subclasses::SubclassNode;
 
 /// The pickle of a file, parsed. It shows which leaves there are, and where the elements of tensors lie. Values of leaves are decoded when
 /// somebody asks for them.
@@ -129,6 +132,8 @@ pub struct Contents {
     pub dicts: Vec<FoundDict>,
     /// The modules, whether they were opened or not.
     pub modules: Vec<FoundModule>,
+    /// The tensors of torchao's classes, whose inner tensors are leaves.
+    pub subclasses: Vec<FoundSubclass>,
     /// The paths of dicts, lists and leaves that are the same object as an earlier one, with the path of that one.
     pub shared: Vec<(Path, Path)>,
     /// The paths of objects, and of dicts with attributes, whose values do not say everything; with what they don't say, in words.
@@ -211,8 +216,12 @@ impl<'a> Outline<'a> {
     /// As [`contents`](Self::contents); [`Error::Unsupported`] for a module that contains itself.
     pub fn contents_with(&self, order: ByteOrder, modules: &Modules) -> Result<Contents> {
         let how = (self.limits, modules);
-        let (mut contents, around) = flatten::contents(&self.graph, self.root, how)?;
-        let objects: Vec<ObjectAt> = around.iter().flat_map(flatten::Around::objects).collect();
+        let (mut contents, around, subclasses) = flatten::contents(&self.graph, self.root, how)?;
+        let mut objects: Vec<ObjectAt> = around.iter().flat_map(flatten::Around::objects).collect();
+        let node = |id: Id| SubclassNode::of(&self.graph, id);
+        for node in subclasses.iter().filter_map(|(_, _, id)| node(*id)) {
+            node.objects(&self.graph, &mut objects);
+        }
         let values = self.values_without_storages(&objects, order);
         let mut all_unsaid: BTreeMap<Path, String> = contents.unsaid.into_iter().collect();
         for dict in around {
@@ -235,6 +244,10 @@ impl<'a> Outline<'a> {
             });
         }
         contents.unsaid = all_unsaid.into_iter().collect();
+        let found = subclasses.into_iter().filter_map(|(path, inner, id)| {
+            Some(node(id)?.found(&self.graph, (path, inner), &values))
+        });
+        contents.subclasses = found.collect();
         contents.storages = reach::keys(&self.graph);
         Ok(contents)
     }

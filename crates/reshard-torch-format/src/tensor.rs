@@ -15,7 +15,7 @@ pub(crate) use storage::{Stored, element_size, storage_of};
 use crate::{
     Error, Limits, Result,
     archive::ByteOrder,
-    pickle::{Emitter, Graph, Op, run},
+    pickle::{Emitter, Graph, Id, Node, Op, run},
 };
 use bytes::Bytes;
 use reshard_model::{DType, Dims, HostBuffer, Layout, Tensor};
@@ -98,7 +98,7 @@ impl TensorRef {
         let mut graph = Graph::default();
         let (root, _) = run(pickle, &mut graph, limits)?;
         tensor_of(&graph, root, Wrapped::Any)?
-            .ok_or_else(|| Error::unsupported(0, "a pickle that holds no dense tensor"))
+            .ok_or_else(|| Error::unsupported(0, no_dense_tensor(&graph, root)))
     }
 
     /// The `data.pkl` of an archive that holds only this tensor.
@@ -259,4 +259,29 @@ fn emit_no_hooks(e: &mut Emitter) -> Result<()> {
     e.op(Op::Reduce);
     e.memoize();
     Ok(())
+}
+
+/// A pickle that holds something else than a dense tensor, in words. A tensor subclass is named, because its inner tensors may be dense.
+fn no_dense_tensor(graph: &Graph<'_>, root: Id) -> String {
+    let class = match graph.node(root) {
+        Node::Call(call)
+            if graph
+                .as_allowed(call.callable)
+                .is_some_and(|(_, name)| name == "_rebuild_from_type_v2") =>
+        {
+            graph
+                .as_seq(call.args)
+                .and_then(|args| graph.as_global(*args.get(1)?))
+        }
+        _ => None,
+    };
+    match class {
+        Some((module, name)) if module == "torchao" || module.starts_with("torchao.") => format!(
+            "torchao's {name} ({module}.{name}), which PyTorch DCP stores as one pickled object; load it with torchao and save it with torch.save"
+        ),
+        Some((module, name)) => {
+            format!("a pickle that holds a tensor subclass {module}.{name}, and no dense tensor")
+        }
+        None => "a pickle that holds no dense tensor".into(),
+    }
 }

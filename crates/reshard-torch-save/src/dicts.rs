@@ -3,7 +3,7 @@
 use crate::told::{At, DictPlan, PythonTensor};
 use reshard_model::{ObjectCodec as _, Opaque, Path, Step, Value};
 use reshard_plan::{AnnotationId, AnnotationKind, Annotations, PlanError, Result};
-use reshard_torch_format::{FoundDict, KeyType, TensorRef, TorchSave};
+use reshard_torch_format::{FoundDict, FoundSubclass, KeyType, Subclass, TensorRef, TorchSave};
 use std::collections::BTreeMap;
 
 /// The kinds of annotations that a file has a place for.
@@ -12,6 +12,7 @@ pub(crate) const KINDS: &[AnnotationKind] = &[
     AnnotationKind::ContainerType,
     AnnotationKind::ContainerState,
     AnnotationKind::TensorClass,
+    AnnotationKind::TensorSubclass,
     AnnotationKind::Device,
     // Of tensors.
     AnnotationKind::SameObject,
@@ -87,6 +88,15 @@ impl Dicts {
         }
     }
 
+    /// Adds the tensors of torchao of a file.
+    pub(crate) fn add_subclasses(&mut self, file: u32, found: &[FoundSubclass]) {
+        for of in found {
+            let id = AnnotationId::new(AnnotationKind::TensorSubclass, of.path.clone(), "");
+            let value = of.value.as_ref().map(Subclass::to_value);
+            self.0.entry(id).or_default().push((file, value));
+        }
+    }
+
     /// Adds the records of a file that nothing of it names.
     pub(crate) fn add_records(&mut self, file: u32, records: Vec<(String, u64)>) {
         for (name, bytes) in records {
@@ -115,7 +125,9 @@ impl Dicts {
                 let is_whole = id.kind != AnnotationKind::ContainerType || files == all;
                 let is_of_tensor = matches!(
                     id.kind,
-                    AnnotationKind::TensorClass | AnnotationKind::Device
+                    AnnotationKind::TensorClass
+                        | AnnotationKind::TensorSubclass
+                        | AnnotationKind::Device
                 );
                 let is_of_root = id.path.0.is_empty() || is_of_tensor;
                 is_of_root && value.is_some() && is_whole
@@ -222,6 +234,18 @@ pub(crate) fn plans(annotations: &Annotations) -> Result<Vec<DictPlan>> {
         });
     }
     Ok(out)
+}
+
+/// The tensors of torchao without their inner tensors, for the plan of a file.
+pub(crate) fn subclasses(annotations: &Annotations) -> Result<Vec<DictPlan>> {
+    let codec = TorchSave::default();
+    let all = annotations.of_all_files(AnnotationKind::TensorSubclass);
+    all.map(|(id, value)| {
+        let object = codec.encode(value).map_err(PlanError::planner)?;
+        let path = id.path.clone();
+        Ok(DictPlan { path, object })
+    })
+    .collect()
 }
 
 /// The objects of the classes of dicts, by path.

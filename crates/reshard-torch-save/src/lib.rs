@@ -32,6 +32,7 @@ mod planner;
 mod ranks;
 mod reader;
 mod save;
+mod subclasses;
 mod table;
 mod told;
 mod tree;

@@ -11,7 +11,7 @@ use crate::{
 use reshard_model::Path;
 use reshard_strategy::Result;
 use reshard_torch_format::{
-    Part,
+    Part, PartTree,
     archive::{ArchiveLayout, ArchiveOptions},
     encode_tree,
 };
@@ -58,7 +58,7 @@ fn archive(leaf: Option<&LeafPlan>, empty: &[Path], is_flat: bool) -> Result<u64
     {
         let tensor = described(&leaf.what)?;
         lengths.push(tensor.storage.len);
-        parts.push((leaf, Part::Tensor(tensor, 0)));
+        parts.push((leaf, PartTree::Leaf(Part::Tensor(tensor, 0))));
     }
     let tree = tree_of(parts, empty, (is_flat, BTreeMap::new()));
     let pickle = encode_tree(&tree).map_err(encoding)?.pickle;

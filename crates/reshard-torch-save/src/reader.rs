@@ -98,7 +98,7 @@ impl StorageReader for TorchSaveReader {
         Producer {
             written_by: forms.into_iter().map(Into::into).collect(),
             warnings: self.warnings(),
-            notes: self.modules(true),
+            notes: self.notes(),
             ..Producer::default()
         }
         .with_refused(&self.table.refused)

@@ -14,7 +14,9 @@ use crate::{
 use reshard_model::{Path, PathOfKey, Region};
 use reshard_plan::{Annotations, Metadata, MetadataBuilder, PlannerData, TensorProperties};
 use reshard_strategy::{REPEATED, ReadLimits, Refused, Result, repeats};
-use reshard_torch_format::{Contents, Found, FoundModule, Leaf, ObjectAt, TensorRef};
+use reshard_torch_format::{
+    Contents, Found, FoundModule, FoundSubclass, Leaf, ObjectAt, TensorRef,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -36,6 +38,8 @@ pub(crate) struct Table {
     pub(crate) repeats: BTreeMap<Box<str>, (u64, u64)>,
     /// The modules of the files.
     pub(crate) modules: Vec<At<FoundModule>>,
+    /// The number of tensors of each class of torchao.
+    pub(crate) subclasses: BTreeMap<Box<str>, u64>,
     /// Leaves that the index does not name, with their files.
     pub(crate) unnamed: Vec<(Box<str>, String)>,
     /// Pieces of tensors that several ranks hold, but for the one that is read.
@@ -107,10 +111,17 @@ impl Table {
         for ((n, opened), (name, keys)) in (0..).zip(files).zip(index.files) {
             let leaves = opened.as_ref().map_err(Clone::clone).and_then(|file| {
                 let contents = file.contents(limits);
-                let contents = contents.map_err(|e| refused_file(&e, name.as_str()))?;
-                Ok((file, tables.describe(n, file, contents)))
+                let mut contents = contents.map_err(|e| refused_file(&e, name.as_str()))?;
+                // The index names a tensor of torchao, and the table its inner tensors.
+                let subclasses = std::mem::take(&mut contents.subclasses);
+                tables.note_subclasses(n, &subclasses);
+                let inner = subclasses.into_iter();
+                let inner: BTreeMap<String, Vec<Path>> = inner
+                    .map(|found| (found.path.to_string(), found.inner))
+                    .collect();
+                Ok((file, tables.describe(n, file, contents), inner))
             });
-            let (file, leaves) = match leaves {
+            let (file, leaves, mut inner) = match leaves {
                 Ok(found) => found,
                 Err(why) => {
                     let all = keys.into_iter().map(|key| (key, why.clone()));
@@ -122,6 +133,11 @@ impl Table {
             let mut held: BTreeMap<Box<str>, Found> = leaves
                 .map(|found| (found.path.to_string().into(), found))
                 .collect();
+            let keys = keys.into_iter().flat_map(|key| match inner.remove(&*key) {
+                Some(paths) => paths.iter().map(|path| path.to_string().into()).collect(),
+                None => vec![key],
+            });
+            let keys: Vec<Box<str>> = keys.collect();
             for key in keys {
                 match held.remove(&key) {
                     Some(found) => tables.add(n, file, key, found)?,
@@ -157,6 +173,7 @@ impl TableBuilder {
         self.dicts.add(n, contents.dicts);
         self.dicts.add_shared(n, contents.shared);
         self.dicts.add_unsaid(n, contents.unsaid);
+        self.note_subclasses(n, &contents.subclasses);
         self.dicts.add_records(n, records);
         if file.modules.open {
             // A copy is a dict of its tensors.
@@ -181,6 +198,14 @@ impl TableBuilder {
         });
         self.table.modules.extend(modules);
         contents.leaves
+    }
+
+    fn note_subclasses(&mut self, n: u32, found: &[FoundSubclass]) {
+        self.dicts.add_subclasses(n, found);
+        for found in found {
+            let count = self.table.subclasses.entry(found.class.clone());
+            *count.or_default() += 1;
+        }
     }
 
     fn add(&mut self, n: u32, file: &TorchFile, key: Box<str>, found: Found) -> Result<()> {

@@ -35,21 +35,23 @@ pub(crate) struct FilePlan {
     pub(crate) empty: Vec<Path>,
     /// The dicts that are no plain ones.
     pub(crate) dicts: Vec<DictPlan>,
+    /// The tensors of torchao, without the inner tensors, which are leaves.
+    pub(crate) subclasses: Vec<DictPlan>,
     /// What the policy did, if this is the first of its files.
     pub(crate) policy: Option<PolicyMetrics>,
 }
 
-/// A dict of a file with a class of its own.
+/// A dict or tensor of a file with a class of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DictPlan {
     /// Its path, with keys as text.
     pub(crate) path: Path,
-    /// The object without its items, as `torch.save` writes it.
+    /// The object without its items or inner tensors, as `torch.save` writes it.
     pub(crate) object: Bytes,
 }
 
 /// A leaf of a file.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LeafPlan {
     pub(crate) key: Box<str>,
     pub(crate) path: Vec<At>,
@@ -66,7 +68,7 @@ pub(crate) enum At {
     Index(u64),
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum What {
     Tensor {
         dtype: DType,

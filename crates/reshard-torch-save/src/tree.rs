@@ -15,7 +15,7 @@ const PADDING: u64 = 1 << 20;
 /// The dict of a file, or the list or tuple that `classes` has for the root. Readers take the text of a path in it for a key, so it has the
 /// keys of the leaves, each once. `classes` has the objects of dicts that are no plain ones, and the classes of tuples, by path.
 pub(crate) fn tree_of(
-    leaves: Vec<(&LeafPlan, Part)>,
+    leaves: Vec<(&LeafPlan, PartTree)>,
     empty: &[Path],
     (is_flat, classes): (bool, BTreeMap<Path, Box<Opaque>>),
 ) -> PartTree {
@@ -196,7 +196,7 @@ fn put(root: &mut Node, path: &[At], new: Node) {
 struct Finish {
     classes: BTreeMap<Path, Box<Opaque>>,
     /// By the numbers of the leaves.
-    parts: Vec<Option<Part>>,
+    parts: Vec<Option<PartTree>>,
     /// Of the node that is finished at the moment.
     path: Path,
 }
@@ -206,7 +206,7 @@ impl Finish {
         match node {
             Node::Leaf(number) => {
                 let part = self.parts.get_mut(number).and_then(Option::take);
-                PartTree::Leaf(part.unwrap_or(Part::Value(Value::None)))
+                part.unwrap_or(PartTree::Leaf(Part::Value(Value::None)))
             }
             Node::Dict(d) => {
                 let class = self.classes.remove(&self.path);

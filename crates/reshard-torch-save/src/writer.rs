@@ -9,6 +9,7 @@ use crate::{
     index::Index,
     names::{INDEX, prefix},
     planner::WholeTensors,
+    subclasses::joined,
     told::{FilePlan, Files, Receipt, What, unpack},
     tree::{described, encoding, tree_of},
 };
@@ -155,8 +156,11 @@ impl TorchSaveWriter {
             };
             parts.push((leaf, part));
         }
+        let leaves = joined(&file.subclasses, parts)?;
+        let (plans, trees): (Vec<_>, Vec<_>) = leaves.into_iter().unzip();
+        let leaves = plans.iter().map(AsRef::as_ref).zip(trees);
         let classes = dicts::classes(&file.dicts)?;
-        let tree = tree_of(parts, &file.empty, (file.indexed, classes));
+        let tree = tree_of(leaves.collect(), &file.empty, (file.indexed, classes));
         let encoded = encode_tree(&tree).map_err(encoding)?;
         let lengths = archive::lengths(&encoded.storages, &sources)?;
         let folder = match file.indexed {

@@ -13,6 +13,7 @@ use crate::{
 use reshard::{
     Value,
     blocking::TensorHandle,
+    model::Opaque,
     plan::{AnnotationId, AnnotationKind},
     strategy::FileRole,
 };
@@ -139,12 +140,27 @@ fn noun(kind: AnnotationKind) -> (&'static str, &'static str) {
         AnnotationKind::KeyType => ("key", " without text"),
         AnnotationKind::ContainerType => ("container", " with a class"),
         AnnotationKind::TensorClass => ("tensor", " with a class"),
+        AnnotationKind::TensorSubclass => ("tensor", " quantised by torchao"),
         AnnotationKind::PythonState => ("item", " of which Python knows more"),
         AnnotationKind::SameObject => ("object", " at two places"),
         AnnotationKind::Device => ("tensor", " of a device"),
         AnnotationKind::Record => ("record", " of other programs"),
         _ => ("text", ""),
     }
+}
+
+/// The class of a tensor of torchao, and the block of elements that has one scale.
+fn quantised(o: &Opaque) -> String {
+    let block = match &o.state {
+        Some(Value::Dict(state)) => state.iter().find(|(k, _)| k.as_str() == Some("block_size")),
+        _ => None,
+    };
+    let sizes = match block {
+        Some((_, Value::List(sizes) | Value::Tuple(sizes))) => sizes.iter().map(short).collect(),
+        Some((_, size)) => vec![short(size)],
+        None => return o.class(),
+    };
+    format!("{}, blocks of [{}]", o.class(), sizes.join(", "))
 }
 
 /// What is wrong with it, and what lies in it that is not its own.
@@ -273,9 +289,10 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
     if !annotations.is_empty() {
         writeln!(out)?;
         let row = |(id, value): (&AnnotationId, &Value)| {
-            let value = match short(value) {
-                text if text.is_empty() => value.type_name(),
-                text => text,
+            let value = match (value, short(value)) {
+                (Value::Opaque(o), _) if id.kind == AnnotationKind::TensorSubclass => quantised(o),
+                (_, text) if text.is_empty() => value.type_name(),
+                (_, text) => text,
             };
             let kind = ItemKind::of(id.kind).name().replace('_', " ");
             [id.to_string(), kind, value]

@@ -44,6 +44,7 @@ mod states;
 mod steps;
 mod to_megatron;
 mod torch_save;
+mod torchao;
 mod trace;
 mod understood;
 mod unread;

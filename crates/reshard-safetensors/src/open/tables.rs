@@ -8,6 +8,7 @@ use crate::{
     reader::{Chunk, Object, SafetensorsReader},
     record::{CHANGED, TensorRecord},
     texts::Texts,
+    torchao,
 };
 use reshard_model::{DType, Dims, Region, SafetensorsDType};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
@@ -306,6 +307,7 @@ impl Parts {
         let warnings = self.warnings(found);
         let planner_data = found.record.as_ref().and_then(|r| r.planner_data.clone());
         let annotations = self.texts.annotations(&found.files);
+        self.notes.extend(torchao::note(&annotations));
         let metadata = builder.finish(planner_data)?.with_annotations(annotations);
         Ok(SafetensorsReader {
             store: Arc::clone(&cx.store),

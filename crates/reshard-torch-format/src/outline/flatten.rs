@@ -4,6 +4,7 @@ use super::{
     Contents, Found, FoundModule, KeyType, Leaf, ObjectAt,
     containers::{Class, Mapping, is_name, is_tensor, name, nth_value},
     modules::{Module, Modules, Parts},
+    subclasses::{Subclass, SubclassNode},
     unsaid::{Survey, Unsaid, can_change, in_words},
 };
 use crate::{
@@ -42,7 +43,7 @@ pub(super) fn contents<'g>(
     graph: &'g Graph<'_>,
     root: Id,
     (limits, modules): (&'g Limits, &'g Modules),
-) -> Result<(Contents, Vec<Around<'g>>)> {
+) -> Result<(Contents, Vec<Around<'g>>, Vec<SubclassAt>)> {
     let mut walk = Walk {
         graph,
         limits,
@@ -60,6 +61,7 @@ pub(super) fn contents<'g>(
         first: BTreeMap::new(),
         leaves: BTreeMap::new(),
         meshes: Meshes::default(),
+        subclasses: Vec::new(),
     };
     walk.out.opens = true;
     match (walk.named(root)?, graph.node(root)) {
@@ -85,7 +87,7 @@ pub(super) fn contents<'g>(
     }
     different(graph, root, &walk.out.leaves)?;
     walk.out.unsaid = walk.unsaid()?;
-    Ok((walk.out, walk.around))
+    Ok((walk.out, walk.around, walk.subclasses))
 }
 
 /// Fails if two leaves have one name.
@@ -134,6 +136,22 @@ struct Walk<'g, 'a> {
     /// The first leaf that is this object, by its number.
     leaves: BTreeMap<Id, usize>,
     meshes: Meshes,
+    subclasses: Vec<SubclassAt>,
+}
+
+/// The path of a tensor of torchao, those of its inner tensors, and its node.
+pub(super) type SubclassAt = (Path, Vec<Path>, Id);
+
+impl super::subclasses::Survey for Walk<'_, '_> {
+    fn draw(&mut self, id: Id, name: u64) -> Result<()> {
+        let (steps, _) = self.path_takes();
+        let takes = 4 * (steps as u64 + name) + 512;
+        self.graph.draw(id, takes, &mut self.budget)
+    }
+
+    fn holds(&mut self, id: Id) -> Result<bool> {
+        Walk::holds(self, id)
+    }
 }
 
 impl<'g, 'a> Walk<'g, 'a> {
@@ -162,10 +180,38 @@ impl<'g, 'a> Walk<'g, 'a> {
             Node::Tuple(items) if self.tuples && self.holds(id)? => self.tuple(id, items),
             Node::Call(_) => match self.module(id)? {
                 Some(module) => self.found_module(id, &module),
+                None if self.subclass(id)? => Ok(()),
                 None => self.leaf(id),
             },
             _ => self.leaf(id),
         }
+    }
+
+    /// Takes a tensor of torchao apart. Returns whether it is one that has names for its inner tensors.
+    fn subclass(&mut self, id: Id) -> Result<bool> {
+        let Some(node) = SubclassNode::of(self.graph, id) else {
+            return Ok(false);
+        };
+        let (graph, path) = (self.graph, self.place());
+        let Some(inner) = node.inner(graph, self)? else {
+            return Ok(false);
+        };
+        let mut paths = Vec::with_capacity(inner.len());
+        for (name, _) in &inner {
+            let Some(path) = Subclass::inner_path(&path, name) else {
+                return Ok(false);
+            };
+            paths.push(path);
+        }
+        let own = self.path.pop();
+        for ((_, value), path) in inner.into_iter().zip(&paths) {
+            self.path.extend(path.0.last().cloned());
+            self.leaf(value)?;
+            self.path.pop();
+        }
+        self.path.extend(own);
+        self.subclasses.push((path, paths, id));
+        Ok(true)
     }
 
     /// The module that a node is, if it is one. Each node is looked at once.

@@ -530,6 +530,105 @@ const TABLE: &[Row] = &[
     ("torch.utils.cpp_extension", &[], Runs::All),
     ("torch.utils.data.datapipes", &[], Runs::All),
     ("torch.utils.model_zoo", &[], Runs::All),
+    // torchao's tensors are made by `_rebuild_wrapper_subclass`, and the rest are enums and dataclasses. torchao itself lets `torch.load` with
+    // `weights_only=True` make them.
+    (
+        "torchao.dtypes.affine_quantized_tensor",
+        &["AffineQuantizedTensor"],
+        NOTHING,
+    ),
+    (
+        "torchao.dtypes.floatx.float8_layout",
+        &["Float8AQTTensorImpl", "Float8Layout"],
+        NOTHING,
+    ),
+    ("torchao.dtypes.nf4tensor", &["NF4Tensor"], NOTHING),
+    (
+        "torchao.dtypes.uintx.plain_layout",
+        &["PlainAQTTensorImpl"],
+        NOTHING,
+    ),
+    (
+        "torchao.dtypes.uintx.q_dq_layout",
+        &["QDQLayout", "QDQTensorImpl"],
+        NOTHING,
+    ),
+    (
+        "torchao.dtypes.uintx.uintx_layout",
+        &["UintxAQTTensorImpl", "UintxLayout", "UintxTensor"],
+        NOTHING,
+    ),
+    ("torchao.dtypes.utils", &["PlainLayout"], NOTHING),
+    ("torchao.float8.inference", &["Float8MMConfig"], NOTHING),
+    (
+        "torchao.prototype.mx_formats.config",
+        &["MXGemmKernelChoice", "ScaleCalculationMode"],
+        NOTHING,
+    ),
+    (
+        "torchao.prototype.mx_formats.mx_tensor",
+        &["MXTensor", "QuantizeTensorToMXKwargs"],
+        NOTHING,
+    ),
+    (
+        "torchao.prototype.mx_formats.nvfp4_tensor",
+        &["NVFP4Tensor", "QuantizeTensorToNVFP4Kwargs"],
+        NOTHING,
+    ),
+    (
+        "torchao.quantization",
+        &[
+            "Float8Tensor",
+            "Int4PlainInt32Tensor",
+            "Int4Tensor",
+            "Int4TilePackedTo4dTensor",
+            "Int8Tensor",
+            "IntxUnpackedToInt8Tensor",
+        ],
+        NOTHING,
+    ),
+    (
+        "torchao.quantization.granularity",
+        &[
+            "PerAxis",
+            "PerBlock",
+            "PerGroup",
+            "PerRow",
+            "PerTensor",
+            "PerToken",
+        ],
+        NOTHING,
+    ),
+    (
+        "torchao.quantization.linear_activation_quantized_tensor",
+        &["LinearActivationQuantizedTensor"],
+        NOTHING,
+    ),
+    (
+        "torchao.quantization.quant_primitives",
+        &["MappingType", "ZeroPointDomain"],
+        NOTHING,
+    ),
+    (
+        "torchao.quantization.quantize_.common.kernel_preference",
+        &["KernelPreference"],
+        NOTHING,
+    ),
+    (
+        "torchao.quantization.quantize_.workflows.float8.float8_tensor",
+        &["QuantizeTensorToFloat8Kwargs"],
+        NOTHING,
+    ),
+    (
+        "torchao.quantization.quantize_.workflows.int8.int8_tensor",
+        &["QuantizeTensorToInt8Kwargs"],
+        NOTHING,
+    ),
+    (
+        "torchao.quantization.quantize_.workflows.nf4.nf4_tensor",
+        &["NF4Tensor"],
+        NOTHING,
+    ),
     ("trace", &[], Runs::All),
     (
         "types",

@@ -1,7 +1,7 @@
 //! The pickle of a file whose tensors are only described: their elements are written later.
 
 use super::write::{Encode, Encoder};
-use crate::{Result, TensorRef};
+use crate::{Result, TensorRef, pickle::Op};
 use bytes::Bytes;
 use reshard_model::{Opaque, Value};
 use std::collections::BTreeMap;
@@ -26,6 +26,8 @@ pub enum PartTree {
     List(Vec<Self>),
     /// A tuple.
     Tuple(Vec<Self>),
+    /// A call of a function, by its module and name, with these arguments.
+    Call((&'static str, &'static str), Vec<Self>),
     /// A leaf.
     Leaf(Part),
 }
@@ -111,7 +113,9 @@ impl PartTree {
                     tree.survey(to)?;
                 }
             }
-            Self::List(v) | Self::Tuple(v) => v.iter().try_for_each(|tree| tree.survey(to))?,
+            Self::List(v) | Self::Tuple(v) | Self::Call(_, v) => {
+                v.iter().try_for_each(|tree| tree.survey(to))?
+            }
         }
         to.leave();
         Ok(())
@@ -142,6 +146,12 @@ impl Encode for PartTree {
             }
             Self::List(v) => to.list(v)?,
             Self::Tuple(v) => to.tuple(v)?,
+            Self::Call((module, name), args) => {
+                to.e.global(module, name)?;
+                to.tuple(args)?;
+                to.e.op(Op::Reduce);
+                to.e.memoize();
+            }
         }
         to.leave();
         Ok(())

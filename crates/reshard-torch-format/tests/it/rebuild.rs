@@ -112,6 +112,37 @@ proptest! {
         read_all(&call("torch._tensor", "_rebuild_from_type_v2", outer.into_iter()));
     }
 
+    /// Tensors of torchao, with attributes of every kind and one of torchao in another.
+    #[test]
+    fn a_tensor_of_torchao_never_panics(
+        args in prop::collection::vec(select(KINDS), 0..9),
+        state in prop::collection::vec(select(KINDS), 0..4),
+        is_dict in any::<bool>(),
+    ) {
+        let wrapper = "ctorch._utils\n_rebuild_wrapper_subclass\n";
+        let packed = format!("({}t", args.concat());
+        let pairs: String = (0..).zip(&state).map(|(n, kind)| format!("Va{n}\n{kind}s")).collect();
+        let state = if is_dict { format!("(d{pairs}") } else { format!("({}t", state.concat()) };
+        let of = ["(", wrapper, "ctorchao.x\nT\n", &packed, &state, "t"].concat();
+        let inner = format!("ctorch._tensor\n_rebuild_from_type_v2\n{of}R");
+        let nested = format!("(dVa\n{inner}s");
+        for state in [&state, &nested] {
+            let tensor = call("torch._tensor", "_rebuild_from_type_v2",
+                [wrapper, "ctorchao.x\nT\n", &packed, state].into_iter());
+            read_all(&tensor);
+            let tensor = tensor.strip_suffix(b".").unwrap();
+            let dict: Bytes = [b"(dVlayer.weight\n", tensor, b"s."].concat().into();
+            read_all(&dict);
+            let limits = Limits::default();
+            let outline = Outline::parse(&dict, 1000, &limits);
+            let contents = outline.and_then(|outline| outline.contents(Default::default()));
+            for found in contents.iter().flat_map(|contents| &contents.subclasses) {
+                let inner = found.value.as_ref().map_or(0, |value| value.inner().len());
+                prop_assert!(inner == found.inner.len() || found.value.is_none());
+            }
+        }
+    }
+
     /// Right arguments with one that is wrong get further.
     #[test]
     fn a_rebuild_with_one_wrong_argument_never_panics(

@@ -49,6 +49,7 @@ pub(super) fn assign(
     }
     let leaves = leaves(&mut plans, told, metadata)?;
     let dicts = dicts::plans(metadata.annotations())?;
+    let subclasses = dicts::subclasses(metadata.annotations())?;
     let (files, mut policy) = match &writer.policy {
         Some(policy) => {
             let (files, did) = by_policy(writer, &**policy, leaves, &dicts)?;
@@ -75,9 +76,9 @@ pub(super) fn assign(
             }
         }
         // A folder of several files holds flat dicts.
-        let (empty, dicts) = match file.indexed {
-            true => (Vec::new(), Vec::new()),
-            false => (writer.empty.clone(), dicts.clone()),
+        let (empty, dicts, subclasses) = match file.indexed {
+            true => (Vec::new(), Vec::new(), Vec::new()),
+            false => (writer.empty.clone(), dicts.clone(), subclasses.clone()),
         };
         of_ranks.entry(file.by).or_default().0.push(FilePlan {
             name: file.name,
@@ -85,6 +86,7 @@ pub(super) fn assign(
             leaves: all,
             empty,
             dicts,
+            subclasses,
             // A file without items has no receipt.
             policy: policy.take_if(|_| has_items),
         });

@@ -144,6 +144,15 @@ impl Gathered {
             ..dict
         });
         self.dicts.add(n, dicts.collect());
+        // The merged checkpoint has the inner tensors alone.
+        let subclasses = contents.subclasses.iter();
+        let subclasses = subclasses.map(|found| {
+            (
+                placed(found.path.clone()),
+                format!("the class {}", found.class),
+            )
+        });
+        self.dicts.add_unsaid(n, subclasses.collect());
         let shared = contents.shared.into_iter();
         let shared = shared.map(|(path, first)| (placed(path), placed(first)));
         self.dicts.add_shared(n, shared.collect());

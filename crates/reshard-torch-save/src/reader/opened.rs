@@ -6,7 +6,7 @@ use crate::{
     names::{INDEX, WEIGHTS},
     table::Table,
 };
-use reshard_model::{Dialect, Value};
+use reshard_model::{Dialect, Value, some};
 use reshard_plan::Metadata;
 use reshard_storage::Store;
 use reshard_strategy::{OpenCx, ReadLimits, Result, StrategyError, few, torch::Kept};
@@ -133,6 +133,17 @@ impl TorchSaveReader {
             }
         }
         out
+    }
+
+    /// The modules that were opened, and the classes of torchao's tensors.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let of_torchao = self.table.subclasses.iter().map(|(class, n)| {
+            let tensors = some(*n, "tensor");
+            format!(
+                "quantised by torchao: {tensors} of class {class}, whose inner tensors are listed"
+            )
+        });
+        self.modules(true).into_iter().chain(of_torchao).collect()
     }
 
     /// The modules that were opened, or those that were not, in words.
