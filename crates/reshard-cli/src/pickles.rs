@@ -67,6 +67,8 @@ impl Global {
 /// What the pickles at a place name.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Pickles {
+    /// The number of pickles that were followed to their ends.
+    pub(crate) pickles: u64,
     pub(crate) globals: Vec<Global>,
     /// Files and records that could not be followed to their ends, with the reasons.
     pub(crate) not_scanned: Vec<String>,
@@ -322,6 +324,7 @@ impl Scanner {
             let why = format!("what follows byte {} is no pickle", found.end);
             self.not_scanned(source, record, &why);
         }
+        self.out.pickles += found.pickles as u64;
         let all = found.globals.into_iter().map(|global| Global {
             file: source.file.to_string(),
             global: global.name.into(),
@@ -430,6 +433,9 @@ pub(crate) fn print(pickles: &Pickles, is_json: bool, io: &mut Io<'_>) -> Result
     };
     table::rows(io.out, ["VERDICT", "GLOBAL", "FILE"], rows)?;
     io.out.flush()?;
+    if pickles.pickles == 0 {
+        io.note("no whole pickle was found");
+    }
     for line in &pickles.not_scanned {
         io.note(format!("not scanned: {line}"));
     }

@@ -311,7 +311,7 @@ fn a_scan_of_many_objects_takes_few_requests() {
             let key = format!("state{i}");
             state.insert(
                 &*key,
-                ShardedObject::item(&*key, Payload::Value(Value::Int(7))),
+                ShardedObject::item(&key, Payload::Value(Value::Int(7))),
             );
         }
         let url = format!("bucket://objects-{objects}");

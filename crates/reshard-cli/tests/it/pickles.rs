@@ -125,3 +125,25 @@ fn globals_of_checkpoints_are_found_in_metadata_and_objects() {
         "{found}"
     );
 }
+
+#[test]
+fn a_file_without_a_pickle_is_not_shown_as_a_clean_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.pt").display().to_string();
+    fs::write(&path, "no pickle").unwrap();
+    let ran = run(&["inspect", &path, "--pickles"]);
+    assert_eq!(
+        (ran.code, ran.err.contains("no whole pickle was found")),
+        (0, true),
+        "{}",
+        ran.err
+    );
+    let found = run(&[
+        "inspect",
+        &fixture("python2_legacy.pt"),
+        "--pickles",
+        "--json",
+    ])
+    .json();
+    assert_eq!(found["pickles"], 5);
+}
