@@ -6,7 +6,7 @@ use crate::{
     keys::Keys,
     optimizer::Canonical,
     target::Target,
-    torchao::{self, Fate, Stated},
+    torchao::{self, Fate, Quantised},
 };
 use reshard::{
     Checkpoint, Dialect, Value,
@@ -31,7 +31,7 @@ pub(crate) struct Fates<'a> {
     /// The keys that are carried over, under their own names or others.
     chosen: BTreeSet<&'a str>,
     /// The tensors that metadata of torchao states.
-    torchao: Vec<Stated>,
+    torchao: Quantised,
 }
 
 impl<'a> Fates<'a> {

@@ -4,19 +4,24 @@ use crate::{ConvertError, Result};
 use reshard::{
     Checkpoint, Value,
     model::Path,
-    plan::{AnnotationId, AnnotationKind},
+    plan::{AnnotationId, AnnotationKind, Metadata},
 };
 use reshard_torch_format::Subclass;
+use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
 /// The entry of safetensors that lists the tensors of a state dict.
 const NAMES: &str = "tensor_names";
 
+/// So many inner tensors of one tensor are looked for. torchao's classes have at most six.
+const MOST: usize = 64;
+
+/// The tensors that the metadata of torchao in a checkpoint states, by the annotations that state them.
+pub(crate) type Quantised = BTreeMap<AnnotationId, Stated>;
+
 /// A tensor of torchao's, or a plain one that its metadata names.
 #[derive(Debug)]
 pub(crate) struct Stated {
-    /// The annotation that states it.
-    id: AnnotationId,
     /// Its class; `None` for a plain tensor.
     class: Option<String>,
     /// Its key in the state dict.
@@ -37,7 +42,7 @@ pub(crate) enum Fate {
 }
 
 /// The tensors that the metadata of torchao in a checkpoint states.
-pub(crate) fn stated(source: &Checkpoint) -> Vec<Stated> {
+pub(crate) fn stated(source: &Checkpoint) -> Quantised {
     let metadata = source.metadata();
     let all = metadata.annotations();
     let of_classes = all.of_all_files(AnnotationKind::TensorSubclass);
@@ -47,48 +52,64 @@ pub(crate) fn stated(source: &Checkpoint) -> Vec<Stated> {
         let paths = inner
             .iter()
             .filter_map(|name| Subclass::inner_path(&id.path, name));
-        Some(Stated {
-            id: id.clone(),
+        let stated = Stated {
             class: Some(subclass.name().to_owned()),
             name: id.path.to_string(),
             inner: paths.map(|path| path.to_string()).collect(),
-        })
+        };
+        Some((id.clone(), stated))
     });
-    let mut out: Vec<Stated> = of_classes.collect();
-    let texts: BTreeMap<&str, (&AnnotationId, &str)> = all
+    let mut out: Quantised = of_classes.collect();
+    let texts: BTreeMap<&str, &str> = all
         .of_all_files(AnnotationKind::Text)
-        .filter_map(|(id, value)| Some((&*id.name, (id, value.as_str()?))))
+        .filter_map(|(id, value)| Some((&*id.name, value.as_str()?)))
         .collect();
-    for name in names(texts.get(NAMES).map_or("", |(_, text)| text)) {
-        let Some((id, text)) = texts.get(&*name) else {
+    let Some(list) = texts.get(NAMES) else {
+        return out;
+    };
+    let mut old: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for key in stored_keys(metadata) {
+        if let Some((name, _)) = key.rsplit_once(':') {
+            old.entry(name).or_default().push(key);
+        }
+    }
+    for name in names(list) {
+        let entry = texts.get(&*name);
+        let Some(entry) = entry.and_then(|text| serde_json::from_str::<Json>(text).ok()) else {
             continue;
         };
-        let Ok(entry) = serde_json::from_str::<serde_json::Value>(text) else {
-            continue;
-        };
-        let class = entry.get("_type").and_then(|class| class.as_str());
+        let class = entry.get("_type").and_then(Json::as_str);
         let class = class.filter(|class| *class != "Tensor").map(str::to_owned);
-        let inner = match (&class, name.rsplit_once('.')) {
+        let inner = match (&class, old.get(&*name)) {
             (None, _) => vec![name.clone()],
-            (Some(_), of) => {
-                // Since torchao 0.15, and before.
-                let new = of.map(|(module, own)| format!("{module}._{own}_"));
-                let old = format!("{name}:");
-                let keys = metadata.tensors().map(|t| t.key().to_owned());
-                let is_inner = |key: &String| {
-                    key.starts_with(&old) || new.as_ref().is_some_and(|new| key.starts_with(new))
-                };
-                keys.filter(is_inner).collect()
-            }
+            (Some(_), Some(old)) => old.iter().map(|key| (*key).to_owned()).collect(),
+            (Some(_), None) => listed(&name, &entry, metadata),
         };
-        out.push(Stated {
-            id: (*id).clone(),
-            class,
-            name,
-            inner,
-        });
+        out.insert(of_text(&name), Stated { class, name, inner });
     }
     out
+}
+
+/// The keys of all tensors.
+fn stored_keys(metadata: &Metadata) -> impl Iterator<Item = &str> {
+    let entries = metadata.entries();
+    entries.map(|entry| entry.key())
+}
+
+/// The inner tensors that an entry lists, as far as they are there. Before torchao 0.15 entries list none, and keys are like `layer.weight:qdata`.
+fn listed(name: &str, entry: &Json, metadata: &Metadata) -> Vec<String> {
+    let listed = entry.get("_tensor_data_names").and_then(Json::as_array);
+    let listed = listed.into_iter().flatten().filter_map(Json::as_str);
+    let keys = listed.take(MOST).filter_map(|own| {
+        let (module, tensor) = name.rsplit_once('.')?;
+        Some(format!("{module}._{tensor}_{own}"))
+    });
+    keys.filter(|key| metadata.tensor(key).is_some()).collect()
+}
+
+/// The annotation of an entry of safetensors.
+fn of_text(name: &str) -> AnnotationId {
+    AnnotationId::new(AnnotationKind::Text, Path::default(), name)
 }
 
 fn names(text: &str) -> Vec<String> {
@@ -136,15 +157,15 @@ impl Stated {
 /// Fails if the copy would have inner tensors without the metadata that opens them, or metadata that isn't true.
 pub(crate) fn check(
     source: &Checkpoint,
-    all: &[Stated],
+    all: &Quantised,
     fate: &impl Fn(&str) -> Fate,
     (format, annotates): (String, impl Fn(AnnotationKind) -> bool),
 ) -> Result<()> {
-    for stated in all {
+    for (id, stated) in all {
         stated.check(fate, source)?;
         if let Some(class) = &stated.class
             && !stated.is_gone(fate)
-            && !annotates(stated.id.kind)
+            && !annotates(id.kind)
         {
             return Err(ConvertError::TorchAo {
                 src: source.url().into(),
@@ -160,27 +181,22 @@ pub(crate) fn check(
 }
 
 /// Whether an annotation states a tensor that the copy doesn't have.
-pub(crate) fn is_gone(all: &[Stated], id: &AnnotationId, fate: &impl Fn(&str) -> Fate) -> bool {
-    let of = all.iter().find(|stated| stated.id == *id);
-    of.is_some_and(|stated| stated.is_gone(fate))
+pub(crate) fn is_gone(all: &Quantised, id: &AnnotationId, fate: &impl Fn(&str) -> Fate) -> bool {
+    all.get(id).is_some_and(|stated| stated.is_gone(fate))
 }
 
 /// The list of tensors in the metadata without those that the copy doesn't have. `None` for another annotation.
 pub(crate) fn names_of_copy(
-    all: &[Stated],
+    all: &Quantised,
     (id, value): (&AnnotationId, &Value),
     fate: &impl Fn(&str) -> Fate,
 ) -> Option<Value> {
-    let list = AnnotationId::new(AnnotationKind::Text, Path::default(), NAMES);
-    if *id != list || all.is_empty() {
+    if *id != of_text(NAMES) || all.is_empty() {
         return None;
     }
-    let gone = |name: &String| {
-        let of = all.iter().find(|stated| stated.name == *name);
-        of.is_some_and(|stated| stated.is_gone(fate))
-    };
+    let gone = |name: &String| is_gone(all, &of_text(name), fate);
     let all = names(value.as_str()?);
-    let quoted = |name: String| serde_json::Value::from(name).to_string();
+    let quoted = |name: String| Json::from(name).to_string();
     let kept: Vec<String> = all
         .into_iter()
         .filter(|name| !gone(name))
