@@ -19,6 +19,7 @@ const UNREAD: &[(&str, &str)] = &[
     (".gitattributes", "for git"),
     ("make", "the programs that made the fixtures"),
     ("tf/checkpoints", "`tf_bundle.rs` reads all of them"),
+    ("other_programs", "`other_programs.rs` reads all of them"),
     ("rank_files", "`rank_files.rs` reads all of them"),
     ("dcp/torch_save_to_dcp/src.pt", FILES),
     ("dcp/torch_save_to_dcp/roundtrip.pt", FILES),
