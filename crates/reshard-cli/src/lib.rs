@@ -56,4 +56,4 @@ mod verify;
 pub use io::Io;
 pub use memory::Allocator;
 pub use program::Program;
-pub use run::{main_linked, main_with, main_with_stores};
+pub use run::{main_linked, main_with, main_with_stores, run_linked};

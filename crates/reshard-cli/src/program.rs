@@ -12,6 +12,7 @@ use reshard::{
     blocking::Checkpoint,
     policy::ByteSize,
     storage::{Bandwidth, ThrottledStore, read_through},
+    strategy::StrategyError,
 };
 use std::sync::Arc;
 
@@ -26,6 +27,14 @@ impl Program {
     /// With these strategies and stores.
     pub fn new(registry: Registry, stores: Stores) -> Self {
         Self { registry, stores }
+    }
+
+    /// With the strategies and stores that are linked.
+    ///
+    /// # Errors
+    /// Two of them have one name.
+    pub fn linked() -> std::result::Result<Self, StrategyError> {
+        Ok(Self::new(Registry::linked()?, Stores::linked()?))
     }
 
     /// The same program, whose stores are as the command line asks.

@@ -118,8 +118,8 @@ impl Program {
         }
     }
 
-    /// Runs with the process's own arguments and streams.
-    pub fn main(&self) -> ExitCode {
+    /// Runs a command line with the process's own streams and limits, and returns the exit code.
+    fn run_here(&self, args: impl IntoIterator<Item = OsString>) -> u8 {
         memory::enforce();
         report_full_files();
         raise_open_files();
@@ -130,15 +130,12 @@ impl Program {
         let mut out =
             io::BufWriter::with_capacity(1 << 16, anstream::AutoStream::new(stdout, styles));
         let mut err = anstream::AutoStream::auto(io::stderr());
-        let code = self.run(
-            std::env::args_os(),
-            &mut Io {
-                out: &mut out,
-                err: &mut err,
-                bars: true,
-            },
-        );
-        ExitCode::from(code)
+        let mut io = Io {
+            out: &mut out,
+            err: &mut err,
+            bars: true,
+        };
+        self.run(args, &mut io)
     }
 }
 
@@ -152,22 +149,28 @@ fn not_utf8(args: &[OsString]) -> CliError {
 
 /// Runs the program with these strategies, and with the stores that are linked.
 pub fn main_with(registry: Registry) -> ExitCode {
-    match Stores::linked() {
+    let stores = Stores::linked().map_err(reshard::strategy::StrategyError::from);
+    match stores {
         Ok(stores) => main_with_stores(registry, stores),
-        Err(e) => fail(reshard::strategy::StrategyError::from(e).into()),
+        Err(e) => ExitCode::from(fail(&e.into())),
     }
 }
 
 /// Runs the program with these strategies and stores.
 pub fn main_with_stores(registry: Registry, stores: Stores) -> ExitCode {
-    Program::new(registry, stores).main()
+    ExitCode::from(Program::new(registry, stores).run_here(std::env::args_os()))
 }
 
 /// Runs the program with the strategies and stores that are linked.
 pub fn main_linked() -> ExitCode {
-    match Registry::linked() {
-        Ok(registry) => main_with(registry),
-        Err(e) => fail(e.into()),
+    ExitCode::from(run_linked(std::env::args_os()))
+}
+
+/// The same with these arguments, the program's name first, for a program that another one starts within its own process. Returns the exit code.
+pub fn run_linked(args: impl IntoIterator<Item = OsString>) -> u8 {
+    match Program::linked() {
+        Ok(program) => program.run_here(args),
+        Err(e) => fail(&e.into()),
     }
 }
 
@@ -189,12 +192,12 @@ fn raise_open_files() {
     setrlimit(Resource::Nofile, limit).unwrap_or(());
 }
 
-fn fail(e: CliError) -> ExitCode {
+fn fail(e: &CliError) -> u8 {
     writeln!(
         anstream::AutoStream::auto(io::stderr()),
         "{BAD}error:{BAD:#} {}",
         e.text()
     )
     .unwrap_or(());
-    ExitCode::from(FAILED)
+    FAILED
 }

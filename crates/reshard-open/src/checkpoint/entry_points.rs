@@ -58,10 +58,7 @@ impl Checkpoint {
             let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.global_shape());
             template.insert(Path(vec![t.key().into()]), Sharded::Tensor(leaf));
         }
-        let state = self
-            .fill(template, Cast::Never)
-            .await
-            .during(ACT, &self.url)?;
+        let state = self.fill(template, Cast::Never).await?;
         let tensor = |leaf| match leaf {
             Sharded::Tensor(ShardedTensor {
                 key,

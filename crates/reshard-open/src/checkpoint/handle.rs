@@ -1,7 +1,8 @@
 //! The handle of an open checkpoint, and what is known without further reads.
 
 use crate::{
-    Sidecar,
+    Result, Sidecar,
+    error::Context,
     opened::{OpenOptions, Opened},
 };
 use reshard_comm::Comm;
@@ -141,11 +142,13 @@ impl Checkpoint {
         }
     }
 
-    pub(super) async fn fill(
-        &self,
-        template: FlatStateDict,
-        cast: Cast,
-    ) -> Result<FlatStateDict, StrategyError> {
+    /// Fills the leaves of a template from what is stored, whatever its dialect, as one rank. Each leaf stands for itself: the same key may be
+    /// wanted several times, and the paths are only names. Leaves with data are read into their memory; others are allocated.
+    ///
+    /// # Errors
+    /// As [`TensorHandle::read`](crate::TensorHandle::read); a leaf that contradicts what is stored; a cast that `cast` doesn't allow; memory that two leaves share.
+    /// What the leaves hold then is unspecified.
+    pub async fn fill(&self, template: FlatStateDict, cast: Cast) -> Result<FlatStateDict> {
         let groups = BTreeMap::new();
         let planner = Arc::new(DefaultLoadPlanner::DEFAULT.cast(cast));
         let cx = LoadCx::new(
@@ -160,7 +163,10 @@ impl Checkpoint {
             .sharded
             .load(template, Arc::clone(&self.opened.reader), &cx)
             .await;
-        loaded.map(|l| l.state).map_err(|f| f.error)
+        loaded
+            .map(|l| l.state)
+            .map_err(|f| f.error)
+            .during(ACT, &self.url)
     }
 }
 

@@ -3,7 +3,9 @@
 use super::handle::Checkpoint;
 use crate::{Result, error::Context, opened::OpenOptions, place, whereabouts::explained};
 use reshard_storage::{Store, Stores};
-use reshard_strategy::{BackendVersion, LoadShardedStrategy, ReadLimits, Registry};
+use reshard_strategy::{
+    BackendVersion, LoadProgress, LoadReporter, LoadShardedStrategy, ReadLimits, Registry,
+};
 use std::{path::Path, sync::Arc};
 
 impl OpenOptions {
@@ -46,6 +48,12 @@ impl OpenOptions {
     /// Whether to check the checksum of each item that is read as a whole.
     pub fn verify(mut self, verify: bool) -> Self {
         self.load.verify = verify;
+        self
+    }
+
+    /// Calls `report` when elements of a read have come. Each call that reads tensors counts for itself, from a sum of 0.
+    pub fn progress(mut self, report: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
+        self.load.progress = LoadReporter::new(report);
         self
     }
 

@@ -254,8 +254,7 @@ impl Handle<Checkpoint> {
         let mut template = FlatStateDict::new();
         let leaf = ShardedTensor::region_of(&self.key, dtype, &self.shape, region);
         template.insert(Path(vec![(&*self.key).into()]), Sharded::Tensor(leaf));
-        let state = self.checkpoint.fill(template, Cast::Any).await;
-        let state = state.during(ACT, url)?;
+        let state = self.checkpoint.fill(template, Cast::Any).await?;
         match state.into_values().next() {
             Some(Sharded::Tensor(ShardedTensor {
                 data: Data::Host(t),

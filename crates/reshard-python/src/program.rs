@@ -1,0 +1,36 @@
+//! The program, within the process of Python.
+
+use crate::{error::Raise as _, wait::wait};
+use futures_channel::oneshot;
+use pyo3::{exceptions::PyRuntimeError, prelude::*};
+use reshard_cli::{Io, Program};
+use std::{ffi::OsString, thread};
+
+/// Runs the program with these arguments, its name first, and with the streams of the process. Returns the exit code. Nothing else should run in the process.
+#[pyfunction]
+pub(crate) fn main(py: Python<'_>, args: Vec<OsString>) -> u8 {
+    py.detach(|| reshard_cli::run_linked(args))
+}
+
+/// What a command has printed.
+type Printed = (u8, Vec<u8>, Vec<u8>);
+
+/// Runs a command of the program that only reads. Returns its exit code, what it printed, and its notes.
+#[pyfunction]
+pub(crate) fn command(py: Python<'_>, args: Vec<OsString>) -> PyResult<Printed> {
+    let program = Program::linked().raised(py)?;
+    let (done, ended) = oneshot::channel();
+    // Ctrl-C ends the wait; the thread ends by itself.
+    thread::Builder::new().spawn(move || {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let mut io = Io {
+            out: &mut out,
+            err: &mut err,
+            bars: false,
+        };
+        let name = OsString::from("reshard");
+        let code = program.run([name].into_iter().chain(args), &mut io);
+        drop(done.send((code, out, err)));
+    })?;
+    wait(py, ended)?.map_err(|_| PyRuntimeError::new_err("the command has panicked"))
+}
