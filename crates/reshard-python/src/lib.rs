@@ -5,27 +5,9 @@
 
 mod error;
 mod memory;
+mod module;
 mod program;
 mod source;
 mod value;
 mod version;
 mod wait;
-
-// A Python process may run the program, which has a limit of memory of its own.
-#[global_allocator]
-static ALLOCATOR: reshard_cli::Allocator = reshard_cli::Allocator;
-
-#[pyo3::pymodule(gil_used = false)]
-mod _reshard {
-    #[pymodule_export]
-    #[expect(non_upper_case_globals, reason = "Python's name")]
-    const __version__: &str = env!("CARGO_PKG_VERSION");
-    #[pymodule_export]
-    use crate::program::{command, main};
-    #[pymodule_export]
-    use crate::source::{Source, open};
-    #[pymodule_export]
-    use crate::value::{HostTensor, decode_object};
-    #[pymodule_export]
-    use crate::version::{Version, begin, join};
-}

@@ -34,6 +34,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-convert", 6),
     ("reshard-manager", 6),
     ("reshard-cli", 7),
+    ("reshard-python", 8),
 ];
 
 /// Crates that a program may take without getting any runtime with them.
