@@ -10,6 +10,7 @@ mod lint;
 mod mutants;
 mod nightly;
 mod processes;
+mod python;
 mod shell;
 mod strangers;
 mod tidy;
@@ -37,6 +38,8 @@ Usage: cargo xtask COMMAND
             --self    only the drivers among themselves, without reshard
             --torches only torch.load, of every version since 1.13: 17 of them, installed and removed one after the other
             --frugal  removes each Python after its last use; 6 GB of disk are enough then
+  python    the Python package: its types, and its tests beside the newest torch
+            --thorough  also the wheel as users build it, kills of ranks, and torch 2.4
   strangers weights that six published packages ship, read by reshard and by the libraries that wrote them
             --keep    leaves the packages in target/strangers
             --frugal  removes each Python after its last use
@@ -63,7 +66,7 @@ Usage: cargo xtask COMMAND
             --seed S      seed of the property tests, and of the choice of mutants [default: the day]
             --fuzz SECONDS  time for each fuzz target [default: 300]
 
-.ci/run calls what each change must pass. interop, strangers, bench, clouds and processes use Python programs in target/venvs (about 25 GB; 6 GB with interop --frugal).
+.ci/run calls what each change must pass. interop, python, strangers, bench, clouds and processes use Python programs in target/venvs (about 25 GB; 6 GB with interop --frugal).
 RESHARD_VENVS names another directory for them.";
 
 fn main() -> ExitCode {
@@ -93,6 +96,7 @@ fn run(args: &[String]) -> Result<()> {
         ),
         "strangers" => (&["--keep", "--frugal"], &[]),
         "clouds" => (&["--moto", "--thorough"], &[]),
+        "python" => (&["--thorough"], &[]),
         "mutants" => (&["--list"], &["--seed"]),
         "nightly" => (&["--list"], &["--slice", "--fuzz", "--seed"]),
         "fuzz" => (&[], &["--seconds"]),
@@ -128,6 +132,9 @@ fn run(args: &[String]) -> Result<()> {
             frugal: has("--frugal"),
             every_torch: has("--torches"),
             short: has("--short"),
+        }),
+        "python" => python::run(&python::Options {
+            thorough: has("--thorough"),
         }),
         "strangers" => strangers::run(&strangers::Options {
             keep: has("--keep"),

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::clouds::{self, Extent};
 use crate::shell::{Program, nextest, say, tests};
 use crate::venv::TORCH_215;
-use crate::{fuzz, interop, lint, mutants, processes, strangers};
+use crate::{fuzz, interop, lint, mutants, processes, python, strangers};
 
 /// The longest slice, in minutes on two cores.
 const LONGEST: u32 = 60;
@@ -140,6 +140,9 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
             keep: false,
             frugal: true,
         })
+    }));
+    parts.push(Part::new("python", 20, || {
+        python::run(&python::Options { thorough: true })
     }));
     parts.push(Part::new("processes", 52, || {
         // Without torch it would leave out what PyTorch takes part in.

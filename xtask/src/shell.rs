@@ -179,6 +179,19 @@ pub(crate) fn programs(names: &[&str]) -> Result<PathBuf> {
     Ok(target_dir().join("debug"))
 }
 
+/// Builds the shared library of a package as tests are built, so that what they have compiled is used again, and returns its path.
+pub(crate) fn library(package: &str, file: &str) -> Result<PathBuf> {
+    // With all packages, the features are those of the tests.
+    cargo(&["build", "--profile", "test", "--workspace", "--lib", "--locked"])
+        .args(["--features", FEATURES])
+        .run()?;
+    let built = target_dir().join("debug").join(file);
+    if !built.exists() {
+        bail!("{package} was built without {}", built.display());
+    }
+    Ok(built)
+}
+
 impl Program {
     pub(crate) fn new(program: impl AsRef<OsStr>) -> Self {
         let mut command = Command::new(program);
