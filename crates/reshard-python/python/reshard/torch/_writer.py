@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import pickle
+import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .. import _memory, _reshard
-from .._errors import Error, MismatchError, UnsupportedError
+from .._errors import Error, ExistsError, MismatchError, UnsupportedError
 from . import _staging
 
 _log = logging.getLogger("reshard")
@@ -37,20 +38,20 @@ class _Begun(NamedTuple):
     at_place: str | None
 
 
-# The newest version of each place that this process has been told of. A planner with a cache of plans hands out the storage data of an old plan, so what a
-# plan of this save says is noted when it arrives.
-_newest: dict[str, _Begun] = {}
+# Storage data of the save that the current thread takes part in. A planner with cached plans returns an old plan with the storage data of an old save, so each
+# thread notes the storage data that it receives.
+_received = threading.local()
 
 
 class _Told:
     """The storage data of a plan."""
 
-    def __init__(self, place: str, prefix: int, begun: _Begun) -> None:
-        self.place, self.prefix, self.begun = place, prefix, begun
-        _newest[place] = begun
+    def __init__(self, prefix: int, begun: _Begun) -> None:
+        self.prefix, self.begun = prefix, begun
+        _received.told = self
 
     def __reduce__(self) -> Any:
-        return _Told, (self.place, self.prefix, self.begun)
+        return _Told, (self.prefix, self.begun)
 
 
 class StorageWriter(dcp.StorageWriter):
@@ -131,6 +132,7 @@ class StorageWriter(dcp.StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """The plan as it is."""
+        _received.told = None
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -142,7 +144,7 @@ class StorageWriter(dcp.StorageWriter):
         self._version = version
         self._rollback = weakref.finalize(self, _roll_back, version)
         begun = _Begun(*version.name)
-        return [dataclasses.replace(plan, storage_data=_Told(self._place, n, begun)) for n, plan in enumerate(plans)]
+        return [dataclasses.replace(plan, storage_data=_Told(n, begun)) for n, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the items of this rank.
@@ -183,10 +185,11 @@ class StorageWriter(dcp.StorageWriter):
         told = plan.storage_data
         if not isinstance(told, _Told):
             raise MismatchError("the plan was not prepared by this writer; a planner must keep `storage_data`")
+        # Nothing is received if another thread took part in the planning.
+        told, _received.told = getattr(_received, "told", None) or told, None
         if self._version is not None:
             return self._version, told.prefix
-        begun = _newest[told.place]
-        return _reshard.join(self._place, begun.attempt, begun.at_place, self._durable), told.prefix
+        return _reshard.join(self._place, told.begun.attempt, told.begun.at_place, self._durable), told.prefix
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the new version the checkpoint, in one step.
@@ -308,8 +311,15 @@ class _RankAlone:
         self._folder = Path(place.removeprefix("file://"))
         self._rank = rank
         self._record = self._folder / f"__{rank}{_METADATA}"
+        # Readers would go on to read it, and a rank alone can't replace it: it names files of all ranks.
+        together = self._folder / _METADATA
+        if together.exists():
+            raise ExistsError(
+                f"{together} belongs to a checkpoint that was saved with collectives, which use_collectives=False can't replace; remove the checkpoint first",
+                path=str(together),
+            )
         if self._record.exists() and not overwrite:
-            raise _exists(self._record)
+            raise ExistsError(f"{self._record} exists already; pass overwrite=True to replace it", path=str(self._record))
         self._folder.mkdir(parents=True, exist_ok=True)
         self._built = self._folder / f".__{rank}.reshard-{uuid.uuid4().hex}"
         self.version = _reshard.begin(str(self._built), False, durable)
@@ -349,9 +359,3 @@ class _RankAlone:
     def abandon(self) -> None:
         """Remove what was written."""
         _roll_back(self.version)
-
-
-def _exists(path: Path) -> Error:
-    from .._errors import ExistsError
-
-    return ExistsError(f"{path} exists already; pass overwrite=True to replace it", path=str(path))
