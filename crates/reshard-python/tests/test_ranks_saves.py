@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_a_writer_is_copied_without_the_save_it_has_begun(tmp_path: Path) -> Non
 
 def save_alone(rank: int, places: dict[str, str], add: float) -> None:
     for name, place in places.items():
-        dcp.save(state_of(mesh_of(2), add), storage_writer=WRITERS[name](place, overwrite=True), use_collectives=False)
+        dcp.save(state_of(mesh_of(dist.get_world_size()), add), storage_writer=WRITERS[name](place, overwrite=True), use_collectives=False)
 
 
 def alone(rank: int, ours: str, stock: str) -> None:
@@ -163,6 +164,26 @@ def test_a_save_without_collectives_over_one_with_them(tmp_path: Path) -> None:
     place = tmp_path / "place"
     run(2, alone_over_together, str(place), scratch=tmp_path)
     reshard.open(place).verify()
+
+
+def save_alone_refused(rank: int, place: str) -> None:
+    try:
+        save_alone(rank, {"ours": place}, 2.0)
+    except reshard.ExistsError as e:
+        assert "__2.metadata" in str(e)
+    else:
+        raise AssertionError("a part of the old checkpoint stays")
+
+
+def test_a_save_without_collectives_over_one_of_more_ranks(tmp_path: Path) -> None:
+    place = str(tmp_path / "place")
+    run(3, save_alone, {"ours": place}, 1.0, scratch=tmp_path)
+    before = reshard.open(place).load()
+    run(2, save_alone_refused, place, scratch=tmp_path)
+    after = reshard.open(place).load()
+    assert bits(before["model.rows"]) == bits(after["model.rows"])
+    run(3, save_alone, {"ours": place}, 3.0, scratch=tmp_path)
+    assert bits(reshard.open(place)["model.rows"].torch()) == bits(whole("rows", (7, 3)) + 3)
 
 
 # Cached plans
@@ -323,8 +344,6 @@ def test_planners_that_are_wrong(tmp_path: Path) -> None:
         assert with_error is not None, words
         (failure,) = with_error.failures.values()
         assert isinstance(failure[0], reshard.Error), failure
-        import re
-
         assert re.search(words, str(failure[0])), failure[0]
         writer.reset()
         assert os.listdir(tmp_path) == []

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import pickle
+import shutil
 import threading
 import uuid
 import weakref
@@ -99,6 +100,8 @@ class StorageWriter(dcp.StorageWriter):
         self._version: _reshard.Version | None = None
         self._rollback: weakref.finalize[..., Any] | None = None
         self._alone: _RankAlone | None = None
+        # Whether no other rank writes into the version.
+        self._is_only_writer = False
 
     # An executor with a process of its own gets a copy.
     def __getstate__(self) -> dict[str, Any]:
@@ -139,12 +142,17 @@ class StorageWriter(dcp.StorageWriter):
         """Begin a new version of the place, and tell all ranks its name."""
         if not self._use_collectives and self._rank is not None:
             self._alone = _RankAlone(self._place, self._rank, self._overwrite, self._durable)
+            self._begin(self._alone.version, 1)
             return plans
         version = _reshard.begin(self._place, self._overwrite, self._durable)
-        self._version = version
-        self._rollback = weakref.finalize(self, _roll_back, version)
+        self._begin(version, len(plans))
         begun = _Begun(*version.name)
         return [dataclasses.replace(plan, storage_data=_Told(n, begun)) for n, plan in enumerate(plans)]
+
+    def _begin(self, version: _reshard.Version, writers: int) -> None:
+        self._version = version
+        self._rollback = weakref.finalize(self, _roll_back, version)
+        self._is_only_writer = writers == 1
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the items of this rank.
@@ -173,7 +181,10 @@ class StorageWriter(dcp.StorageWriter):
                 places = version.write(prefix, number, [data for _, data in group], told_of)
                 results += _results(group, places)
         except BaseException:
-            self._abandon()
+            # Other ranks may still be writing. They get an error that hides the cause if their files are removed meanwhile, so `reset` or the end of the writer
+            # removes them.
+            if self._is_only_writer:
+                self._abandon()
             raise
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
@@ -208,7 +219,7 @@ class StorageWriter(dcp.StorageWriter):
             files[info.relative_path] = max(files.get(info.relative_path, 0), end)
         if self._alone is not None:
             self._alone.finish(metadata, files)
-            self._alone = None
+            self._forget()
             return
         if self._version is None:
             raise Error("finish was called on a rank that has not begun the save")
@@ -218,13 +229,11 @@ class StorageWriter(dcp.StorageWriter):
     def _forget(self) -> None:
         if self._rollback is not None:
             self._rollback.detach()
-        self._version, self._rollback = None, None
+        self._version, self._rollback, self._alone = None, None, None
 
     def _abandon(self) -> None:
         if self._rollback is not None:
             self._rollback()
-        if self._alone is not None:
-            self._alone.abandon()
         self._version, self._rollback, self._alone = None, None, None
 
 
@@ -318,6 +327,14 @@ class _RankAlone:
                 f"{together} belongs to a checkpoint that was saved with collectives, which use_collectives=False can't replace; remove the checkpoint first",
                 path=str(together),
             )
+        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        for other in self._folder.glob(f"__*{_METADATA}"):
+            number = other.name.removeprefix("__").removesuffix(_METADATA)
+            if number.isdecimal() and int(number) >= world:
+                raise ExistsError(
+                    f"{other} belongs to a checkpoint of more ranks than the {world} of this save, which would stay in part; remove the checkpoint first",
+                    path=str(other),
+                )
         if self._record.exists() and not overwrite:
             raise ExistsError(f"{self._record} exists already; pass overwrite=True to replace it", path=str(self._record))
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -339,7 +356,10 @@ class _RankAlone:
         for file in self._folder.glob(f"__{self._rank}_*.distcp"):
             if file.name not in new_names.values():
                 file.unlink()
-        os.rmdir(self._built)
+        # Also the folders of saves that were killed: before and after the commit of their files.
+        for pattern in (f".__{self._rank}.reshard-*", f"..__{self._rank}.reshard-*"):
+            for folder in self._folder.glob(pattern):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _free_names(self) -> Iterator[str]:
         number = 0
@@ -355,7 +375,3 @@ class _RankAlone:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-    def abandon(self) -> None:
-        """Remove what was written."""
-        _roll_back(self.version)
