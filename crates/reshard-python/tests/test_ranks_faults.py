@@ -73,6 +73,9 @@ def fail(rank: int, place: str, failing: int, collectives: bool) -> list[str]:
             assert failed == failing
             said.append(repr(e.failures[failed][0]))
         if kind == "sparse":
+            # A second save with the same writer removes what the first has left.
+            with pytest.raises(CheckpointException):
+                dcp.save(state, storage_writer=writer, use_collectives=collectives)
             writer.reset()
         else:
             del writer
@@ -82,7 +85,6 @@ def fail(rank: int, place: str, failing: int, collectives: bool) -> list[str]:
         if rank == 0:
             assert os.listdir(Path(place).parent) == ([Path(place).name] if Path(place).exists() else [])
         torch.distributed.barrier()
-    # The writer works again.
     return said
 
 
@@ -121,6 +123,26 @@ def fail_alone(rank: int, place: str) -> None:
         assert not [name for name in os.listdir(place) if name.startswith(f".__{rank}")]
 
 
+def fail_and_go_on(rank: int, place: str) -> None:
+    """One writer, for a save that fails without collectives and for one that succeeds with them."""
+    writer = StorageWriter(place, overwrite=True)
+    with pytest.raises(reshard.UnsupportedError, match="bad"):
+        dcp.save({"bad": unsupported("sparse")}, storage_writer=writer, use_collectives=False)
+    torch.distributed.barrier()
+    with pytest.raises(CheckpointException):
+        state = state_of(1)
+        dcp.save({"bad": unsupported("sparse")} if rank == 0 else state, storage_writer=writer)
+    dcp.save(state_of(2), storage_writer=writer)
+
+
+def test_a_writer_goes_on_after_failures(tmp_path: Path) -> None:
+    place = tmp_path / "places" / "place"
+    run(2, fail_and_go_on, str(place), scratch=tmp_path)
+    assert value_at(place) == 2
+    assert os.listdir(tmp_path / "places") == ["place"]
+    assert sorted(os.listdir(place)) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
 def test_a_rank_that_fails_without_collectives(tmp_path: Path) -> None:
     run(2, fail_alone, str(tmp_path / "place"), scratch=tmp_path)
     assert os.listdir(tmp_path / "place") == []
@@ -138,24 +160,6 @@ def begin_alone(rank: int, place: str) -> None:
 def test_a_writer_without_collectives_is_dropped(tmp_path: Path) -> None:
     run(1, begin_alone, str(tmp_path / "place"), scratch=tmp_path)
     assert os.listdir(tmp_path / "place") == []
-
-
-class PlaceIsTaken(dcp.DefaultSavePlanner):
-    """Another program saves to the same place meanwhile."""
-
-    place = ""
-
-    def finish_plan(self, new_plan: Any) -> Any:
-        if self.is_coordinator:
-            torch.save({"other": torch.ones(1)}, Path(self.place, "pytorch_model.bin"))
-        return super().finish_plan(new_plan)
-
-
-def race(rank: int, place: str) -> None:
-    planner = PlaceIsTaken()
-    planner.place = place
-    with pytest.raises(CheckpointException):
-        dcp.save(state_of(2), storage_writer=StorageWriter(place + "/new"), planner=planner, checkpoint_id=place + "/new/")
 
 
 def exists(rank: int, place: str) -> None:

@@ -129,7 +129,8 @@ class StorageWriter(dcp.StorageWriter):
         self._save_id = str(uuid.uuid4())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take note of the rank."""
+        """Take note of the rank. What a failed save of this writer has left is removed: DCP calls `reset` only with a `checkpoint_id`."""
+        self._abandon()
         self._rank = kwargs.get("rank")
         self._use_collectives = kwargs.get("use_collectives", True)
 
