@@ -132,7 +132,8 @@ def whole(key: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) 
 
 def bits(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor, for comparisons that NaN and the sign of zero do not blur."""
-    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return plain.flatten().view(torch.uint8).numpy().tobytes()
 
 
 def mesh_of(*shape: int) -> DeviceMesh:
