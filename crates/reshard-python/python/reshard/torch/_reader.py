@@ -91,7 +91,6 @@ class StorageReader(dcp.StorageReader):
         """Begin a load."""
         if checkpoint_id:
             self._place = checkpoint_id
-        # It may have been saved anew.
         self._open = None
 
     @classmethod
@@ -101,6 +100,8 @@ class StorageReader(dcp.StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What is stored, as DCP describes it: each tensor is one chunk, however it is cut, because any part of it can be read."""
+        # A load begins with this call, and DCP calls `reset` only with a `checkpoint_id`. The checkpoint may have been saved anew since the last load.
+        self._open = None
         source = self.checkpoint._source
         described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for key, dtype, shape in source.tensors():

@@ -7,6 +7,8 @@ import io
 import logging
 import os
 import pickle
+import shutil
+import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .. import _memory, _reshard
-from .._errors import Error, MismatchError, UnsupportedError
+from .._errors import Error, ExistsError, MismatchError, UnsupportedError
 from . import _staging
 
 _log = logging.getLogger("reshard")
@@ -37,20 +39,20 @@ class _Begun(NamedTuple):
     at_place: str | None
 
 
-# The newest version of each place that this process has been told of. A planner with a cache of plans hands out the storage data of an old plan, so what a
-# plan of this save says is noted when it arrives.
-_newest: dict[str, _Begun] = {}
+# Storage data of the save that the current thread takes part in. A planner with cached plans returns an old plan with the storage data of an old save, so each
+# thread notes the storage data that it receives.
+_received = threading.local()
 
 
 class _Told:
     """The storage data of a plan."""
 
-    def __init__(self, place: str, prefix: int, begun: _Begun) -> None:
-        self.place, self.prefix, self.begun = place, prefix, begun
-        _newest[place] = begun
+    def __init__(self, prefix: int, begun: _Begun) -> None:
+        self.prefix, self.begun = prefix, begun
+        _received.told = self
 
     def __reduce__(self) -> Any:
-        return _Told, (self.place, self.prefix, self.begun)
+        return _Told, (self.prefix, self.begun)
 
 
 class StorageWriter(dcp.StorageWriter):
@@ -98,6 +100,8 @@ class StorageWriter(dcp.StorageWriter):
         self._version: _reshard.Version | None = None
         self._rollback: weakref.finalize[..., Any] | None = None
         self._alone: _RankAlone | None = None
+        # Whether no other rank writes into the version.
+        self._is_only_writer = False
 
     # An executor with a process of its own gets a copy.
     def __getstate__(self) -> dict[str, Any]:
@@ -125,24 +129,31 @@ class StorageWriter(dcp.StorageWriter):
         self._save_id = str(uuid.uuid4())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take note of the rank."""
+        """Take note of the rank. What a failed save of this writer has left is removed: DCP calls `reset` only with a `checkpoint_id`."""
+        self._abandon()
         self._rank = kwargs.get("rank")
         self._use_collectives = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """The plan as it is."""
+        _received.told = None
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begin a new version of the place, and tell all ranks its name."""
         if not self._use_collectives and self._rank is not None:
             self._alone = _RankAlone(self._place, self._rank, self._overwrite, self._durable)
+            self._begin(self._alone.version, 1)
             return plans
         version = _reshard.begin(self._place, self._overwrite, self._durable)
+        self._begin(version, len(plans))
+        begun = _Begun(*version.name)
+        return [dataclasses.replace(plan, storage_data=_Told(n, begun)) for n, plan in enumerate(plans)]
+
+    def _begin(self, version: _reshard.Version, writers: int) -> None:
         self._version = version
         self._rollback = weakref.finalize(self, _roll_back, version)
-        begun = _Begun(*version.name)
-        return [dataclasses.replace(plan, storage_data=_Told(self._place, n, begun)) for n, plan in enumerate(plans)]
+        self._is_only_writer = writers == 1
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the items of this rank.
@@ -171,7 +182,10 @@ class StorageWriter(dcp.StorageWriter):
                 places = version.write(prefix, number, [data for _, data in group], told_of)
                 results += _results(group, places)
         except BaseException:
-            self._abandon()
+            # Other ranks may still be writing. They get an error that hides the cause if their files are removed meanwhile, so `reset` or the end of the writer
+            # removes them.
+            if self._is_only_writer:
+                self._abandon()
             raise
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
@@ -183,10 +197,11 @@ class StorageWriter(dcp.StorageWriter):
         told = plan.storage_data
         if not isinstance(told, _Told):
             raise MismatchError("the plan was not prepared by this writer; a planner must keep `storage_data`")
+        # Nothing is received if another thread took part in the planning.
+        told, _received.told = getattr(_received, "told", None) or told, None
         if self._version is not None:
             return self._version, told.prefix
-        begun = _newest[told.place]
-        return _reshard.join(self._place, begun.attempt, begun.at_place, self._durable), told.prefix
+        return _reshard.join(self._place, told.begun.attempt, told.begun.at_place, self._durable), told.prefix
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the new version the checkpoint, in one step.
@@ -205,7 +220,7 @@ class StorageWriter(dcp.StorageWriter):
             files[info.relative_path] = max(files.get(info.relative_path, 0), end)
         if self._alone is not None:
             self._alone.finish(metadata, files)
-            self._alone = None
+            self._forget()
             return
         if self._version is None:
             raise Error("finish was called on a rank that has not begun the save")
@@ -215,13 +230,11 @@ class StorageWriter(dcp.StorageWriter):
     def _forget(self) -> None:
         if self._rollback is not None:
             self._rollback.detach()
-        self._version, self._rollback = None, None
+        self._version, self._rollback, self._alone = None, None, None
 
     def _abandon(self) -> None:
         if self._rollback is not None:
             self._rollback()
-        if self._alone is not None:
-            self._alone.abandon()
         self._version, self._rollback, self._alone = None, None, None
 
 
@@ -308,8 +321,23 @@ class _RankAlone:
         self._folder = Path(place.removeprefix("file://"))
         self._rank = rank
         self._record = self._folder / f"__{rank}{_METADATA}"
+        # Readers would go on to read it, and a rank alone can't replace it: it names files of all ranks.
+        together = self._folder / _METADATA
+        if together.exists():
+            raise ExistsError(
+                f"{together} belongs to a checkpoint that was saved with collectives, which use_collectives=False can't replace; remove the checkpoint first",
+                path=str(together),
+            )
+        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        for other in self._folder.glob(f"__*{_METADATA}"):
+            number = other.name.removeprefix("__").removesuffix(_METADATA)
+            if number.isdecimal() and int(number) >= world:
+                raise ExistsError(
+                    f"{other} belongs to a checkpoint of more ranks than the {world} of this save, which would stay in part; remove the checkpoint first",
+                    path=str(other),
+                )
         if self._record.exists() and not overwrite:
-            raise _exists(self._record)
+            raise ExistsError(f"{self._record} exists already; pass overwrite=True to replace it", path=str(self._record))
         self._folder.mkdir(parents=True, exist_ok=True)
         self._built = self._folder / f".__{rank}.reshard-{uuid.uuid4().hex}"
         self.version = _reshard.begin(str(self._built), False, durable)
@@ -329,7 +357,10 @@ class _RankAlone:
         for file in self._folder.glob(f"__{self._rank}_*.distcp"):
             if file.name not in new_names.values():
                 file.unlink()
-        os.rmdir(self._built)
+        # Also the folders of saves that were killed: before and after the commit of their files.
+        for pattern in (f".__{self._rank}.reshard-*", f"..__{self._rank}.reshard-*"):
+            for folder in self._folder.glob(pattern):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _free_names(self) -> Iterator[str]:
         number = 0
@@ -345,13 +376,3 @@ class _RankAlone:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-    def abandon(self) -> None:
-        """Remove what was written."""
-        _roll_back(self.version)
-
-
-def _exists(path: Path) -> Error:
-    from .._errors import ExistsError
-
-    return ExistsError(f"{path} exists already; pass overwrite=True to replace it", path=str(path))
