@@ -31,6 +31,16 @@ pub(crate) fn raise_strategy(py: Python<'_>, e: &StrategyError) -> PyErr {
     exception(py, class(e.kind()), &text, facts)
 }
 
+/// The exception for another error whose kind is known.
+pub(crate) fn exception_of_kind(
+    py: Python<'_>,
+    kind: ErrorKind,
+    e: &dyn std::error::Error,
+) -> PyErr {
+    let text = reshard::model::with_sources(e.to_string(), e);
+    exception(py, class(kind), &text, Facts::default())
+}
+
 /// An exception of this crate, of a class by name.
 pub(crate) fn own(py: Python<'_>, class: &str, text: &str) -> PyErr {
     exception(py, class, text, Facts::default())

@@ -4,10 +4,13 @@
 //! the interpreter's lock, and turns errors into the classes of `reshard._errors`.
 
 mod error;
+mod group;
+mod job;
 mod memory;
 mod module;
 mod program;
 mod source;
+mod state;
 mod value;
 mod version;
 mod wait;

@@ -10,7 +10,7 @@ use reshard::{
     DType, Region, Tensor,
     model::{HostBuffer, Layout, LentBuffer, ModelError, RegionMut},
 };
-use std::{collections::HashMap, ptr::NonNull, slice, sync::Arc};
+use std::{collections::BTreeMap, ptr::NonNull, slice, sync::Arc};
 
 /// Elements in the memory of a Python object, as Python describes them.
 #[derive(FromPyObject)]
@@ -62,7 +62,7 @@ impl HostBuffer for Memory {
 
 /// Memories by address, so that several views of one storage share one buffer, as loads demand it.
 #[derive(Default)]
-pub(crate) struct Memories(HashMap<(usize, usize), Arc<dyn HostBuffer>>);
+pub(crate) struct Memories(BTreeMap<(usize, usize), Arc<dyn HostBuffer>>);
 
 impl Memories {
     /// The elements as a tensor over their own memory.

@@ -10,6 +10,10 @@ mod _reshard {
     #[expect(non_upper_case_globals, reason = "Python's name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
+    use crate::group::{Group, Meeting};
+    #[pymodule_export]
+    use crate::job::{Pending, Saver, load, save};
+    #[pymodule_export]
     use crate::program::{command, main};
     #[pymodule_export]
     use crate::source::{Source, open};

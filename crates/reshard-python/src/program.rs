@@ -1,10 +1,9 @@
 //! The program, within the process of Python.
 
-use crate::{error::Raise as _, wait::wait};
-use futures_channel::oneshot;
-use pyo3::{exceptions::PyRuntimeError, prelude::*};
+use crate::{error::Raise as _, wait::on_thread};
+use pyo3::prelude::*;
 use reshard_cli::{Io, Program};
-use std::{ffi::OsString, thread};
+use std::ffi::OsString;
 
 /// Runs the program with these arguments, its name first, and with the streams of the process. Returns the exit code. Nothing else should run in the process.
 #[pyfunction]
@@ -19,9 +18,7 @@ type Printed = (u8, Vec<u8>, Vec<u8>);
 #[pyfunction]
 pub(crate) fn command(py: Python<'_>, args: Vec<OsString>) -> PyResult<Printed> {
     let program = Program::linked().raised(py)?;
-    let (done, ended) = oneshot::channel();
-    // Ctrl-C ends the wait; the thread ends by itself.
-    thread::Builder::new().spawn(move || {
+    on_thread(py, move || {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let mut io = Io {
             out: &mut out,
@@ -30,7 +27,6 @@ pub(crate) fn command(py: Python<'_>, args: Vec<OsString>) -> PyResult<Printed> 
         };
         let name = OsString::from("reshard");
         let code = program.run([name].into_iter().chain(args), &mut io);
-        drop(done.send((code, out, err)));
-    })?;
-    wait(py, ended)?.map_err(|_| PyRuntimeError::new_err("the command has panicked"))
+        (code, out, err)
+    })
 }

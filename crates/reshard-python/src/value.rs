@@ -8,11 +8,11 @@ use bytes::Bytes;
 use pyo3::{
     IntoPyObjectExt as _,
     prelude::*,
-    types::{PyBytes, PyDict, PyList, PySet, PyTuple},
+    types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple},
 };
 use reshard::{
     Region, Tensor, Value, ValueTree,
-    model::{Construct, ModelError, ObjectCodec as _, Opaque, Step},
+    model::{Construct, ObjectCodec as _, Opaque, Step},
 };
 use reshard_torch_format::{
     TorchSave,
@@ -53,9 +53,8 @@ impl HostTensor {
         let into = Memories::default().tensor(py, "", into)?;
         let fill = || {
             let whole = [Region::whole(into.shape())];
-            let all = regions("", into, &whole)?.into_iter();
-            all.map(|region| region.fill(&self.0.to_bytes()))
-                .collect::<Result<(), ModelError>>()
+            let mut all = regions("", into, &whole)?.into_iter();
+            all.try_for_each(|region| region.fill(&self.0.to_bytes()))
         };
         py.detach(fill).raised(py)
     }
@@ -100,6 +99,67 @@ pub(crate) fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'
             Err(own(py, "UnsupportedError", &text))
         }
     }
+}
+
+/// A value of Python's own types. Others are for `torch.save`.
+///
+/// # Errors
+/// A value of another type.
+pub(crate) fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Value> {
+    let list = |all: &Bound<'_, PyAny>| -> PyResult<Vec<Value>> {
+        all.try_iter()?.map(|one| from_python(&one?)).collect()
+    };
+    if value.is_none() {
+        return Ok(Value::None);
+    }
+    if let Ok(flag) = value.cast::<PyBool>() {
+        return Ok(Value::Bool(flag.is_true()));
+    }
+    if value.is_instance_of::<PyInt>() {
+        return match value.extract() {
+            Ok(int) => Ok(Value::Int(int)),
+            Err(_) => big_int_of(value),
+        };
+    }
+    if value.is_instance_of::<PyFloat>() {
+        return Ok(Value::Float(value.extract()?));
+    }
+    if let Ok(text) = value.cast::<PyString>() {
+        return Ok(Value::Str(text.to_cow()?.into()));
+    }
+    if let Ok(bytes) = value.cast::<PyBytes>() {
+        return Ok(Value::Bytes(Bytes::copy_from_slice(bytes.as_bytes())));
+    }
+    if value.is_instance_of::<PyList>() {
+        return Ok(Value::List(list(value)?));
+    }
+    if value.is_instance_of::<PyTuple>() {
+        return Ok(Value::Tuple(list(value)?));
+    }
+    if value.is_instance_of::<PySet>() {
+        return Ok(Value::Set(list(value)?));
+    }
+    if let Ok(dict) = value.cast::<PyDict>() {
+        let pairs = dict
+            .iter()
+            .map(|(k, v)| Ok((from_python(&k)?, from_python(&v)?)));
+        return Ok(Value::Dict(pairs.collect::<PyResult<_>>()?));
+    }
+    let text = format!(
+        "a value of type {} is none of Python's own",
+        value.get_type().name()?
+    );
+    Err(own(value.py(), "UnsupportedError", &text))
+}
+
+/// An integer of more than 64 bits, in as few bytes as hold its sign, too.
+fn big_int_of(value: &Bound<'_, PyAny>) -> PyResult<Value> {
+    let bits: usize = value.call_method0("bit_length")?.extract()?;
+    let how = PyDict::new(value.py());
+    how.set_item("signed", true)?;
+    let bytes = value.call_method("to_bytes", (bits / 8 + 1, "little"), Some(&how))?;
+    let bytes: Vec<u8> = bytes.extract()?;
+    Ok(Value::BigInt(bytes.into()))
 }
 
 /// A tree of values as dicts and lists.

@@ -23,11 +23,7 @@ use reshard_open::{
     attempt::attempt,
     replace::{Replaced, replace},
 };
-use std::{
-    collections::{BTreeMap, HashMap},
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 /// An item of a plan of PyTorch: a chunk of a tensor, or an object that is encoded already.
 #[derive(FromPyObject)]
@@ -230,7 +226,7 @@ fn told(call: Py<PyAny>) -> Progress {
 /// The files of a rank. The key of an item is its position in the plan: two items of one plan may have the same key and offset.
 fn layout(py: Python<'_>, rank: u32, items: Vec<Item>, version: &Version) -> PyResult<FileLayout> {
     let (mut plan, mut data, mut memories) =
-        (SavePlan::default(), HashMap::new(), Memories::default());
+        (SavePlan::default(), BTreeMap::new(), Memories::default());
     for (n, item) in (0u32..).zip(items) {
         let (kind, of_item) = match item {
             Item::Tensor {
@@ -287,8 +283,7 @@ fn layout(py: Python<'_>, rank: u32, items: Vec<Item>, version: &Version) -> PyR
     let writer = version
         .at(TorchDistConfig::default().writer(&cx))
         .raised(py)?;
-    let layout = version.at(writer.layout(rank, &plan, &resolve)).raised(py);
-    layout
+    version.at(writer.layout(rank, &plan, &resolve)).raised(py)
 }
 
 fn codec() -> &'static str {

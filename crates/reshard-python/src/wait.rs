@@ -1,6 +1,7 @@
 //! Waits for futures as Python code expects it: without the interpreter's lock, and so that Ctrl-C is answered.
 
 use crate::error::own;
+use futures_channel::oneshot;
 use pyo3::prelude::*;
 use std::{
     future::Future,
@@ -40,6 +41,26 @@ where
 {
     is_of_this_process(py)?;
     py.detach(|| block_on(future))
+}
+
+/// Waits for work that blocks, on a thread of its own. If a handler of signals raises, the thread is left to itself.
+///
+/// # Errors
+/// As [`wait`]; no thread can be started, or the work has panicked.
+pub(crate) fn on_thread<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let (done, ended) = oneshot::channel();
+    // If nobody waits any more, the result is of no use.
+    thread::Builder::new().spawn(move || drop(done.send(work())))?;
+    wait(py, ended)?.map_err(|_| {
+        own(
+            py,
+            "Error",
+            "a thread of reshard has panicked; that is a bug of reshard",
+        )
+    })
 }
 
 /// Fails in a process that was forked from one in which reshard already had threads.

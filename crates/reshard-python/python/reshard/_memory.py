@@ -42,7 +42,8 @@ def numpy_dtype(name: str) -> numpy.dtype[Any]:
     import numpy
 
     try:
-        return numpy.dtype(name)
+        found: numpy.dtype[Any] = numpy.dtype(name)
+        return found
     except TypeError:
         pass
     try:
@@ -51,10 +52,11 @@ def numpy_dtype(name: str) -> numpy.dtype[Any]:
         raise UnsupportedError(
             f"numpy has no type {name}; install ml_dtypes, or read it with `.torch()`"
         ) from None
-    found = getattr(ml_dtypes, name, None)
-    if found is None:
+    made = getattr(ml_dtypes, name, None)
+    if made is None:
         raise UnsupportedError(f"neither numpy nor ml_dtypes has a type {name}; read it with `.torch()`")
-    return numpy.dtype(found)
+    found = numpy.dtype(made)
+    return found
 
 
 def is_numpy_dtype(name: str) -> bool:
@@ -130,7 +132,7 @@ def of_torch(tensor: torch.Tensor) -> Strided:
     return Strided(
         storage.data_ptr(),
         storage.nbytes(),
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
         tensor.shape,
         tensor.stride(),
         dtype_name(tensor.dtype),

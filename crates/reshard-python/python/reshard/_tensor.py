@@ -10,8 +10,8 @@ from . import _memory
 from ._errors import MismatchError
 
 if TYPE_CHECKING:
-    import numpy
-    import torch
+    import numpy as np
+    import torch as pt
 
     from ._reshard import Source
 
@@ -121,7 +121,7 @@ class Tensor:
             strides[axis] = stride
         return into._replace(shape=self._lengths, strides=strides)
 
-    def numpy(self, dtype: Any = None, *, out: numpy.ndarray[Any, Any] | None = None) -> numpy.ndarray[Any, Any]:
+    def numpy(self, dtype: Any = None, *, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
         """Read it as an array of numpy.
 
         Parameters
@@ -152,8 +152,8 @@ class Tensor:
         return out
 
     def torch(
-        self, dtype: Any = None, *, device: Any = "cpu", out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self, dtype: Any = None, *, device: Any = "cpu", out: pt.Tensor | None = None
+    ) -> pt.Tensor:
         """Read it as a tensor of torch.
 
         Parameters
@@ -191,7 +191,7 @@ class Tensor:
         """Read its elements in row-major order, as they are stored. This needs neither numpy nor torch."""
         return self._source.region(self.key, self._offsets, self._lengths).tobytes()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
             raise ValueError(f"{self.key} has to be read, so it can't be had without a copy")
         return self.numpy(dtype)
