@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -22,6 +23,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import reshard
 from reshard.torch import StorageReader, StorageWriter
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 WRITERS = {"ours": StorageWriter, "stock": FileSystemWriter}
 READERS = {"ours": StorageReader, "stock": FileSystemReader}
