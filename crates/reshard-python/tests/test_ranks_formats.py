@@ -17,6 +17,8 @@ from torch.distributed.fsdp import fully_shard
 import reshard
 from reshard.torch import StorageReader
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 
 def model_of(seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
@@ -64,7 +66,7 @@ def test_files_of_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     run(4, save_by_rank, str(folder), scratch=tmp_path)
-    for world, shape in [(2, (2,)), (3, (3,)), (4, (2, 2))]:
+    for world, shape in [(3, (3,)), (4, (2, 2))]:
         run(world, load, shape, [str(folder)], {"item": "model"}, scratch=tmp_path)
 
 

@@ -7,9 +7,11 @@ import io
 import os
 import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -21,7 +23,9 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import reshard
-from reshard.torch import StorageReader, StorageWriter
+from reshard.torch import StorageReader, StorageWriter, _writer
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 WRITERS = {"ours": StorageWriter, "stock": FileSystemWriter}
 READERS = {"ours": StorageReader, "stock": FileSystemReader}
@@ -96,15 +100,32 @@ def test_async_save_in_processes(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
-def test_a_writer_is_copied_without_the_save_it_has_begun(tmp_path: Path) -> None:
-    writer = StorageWriter(tmp_path / "place", overwrite=True, durable=False)
+@pytest.mark.parametrize("collectives", [True, False])
+def test_a_writer_is_copied_without_the_save_it_has_begun(tmp_path: Path, collectives: bool) -> None:
+    place = tmp_path / "place"
+    writer = StorageWriter(place, overwrite=True, durable=False)
+    writer.set_up_storage_writer(True, rank=0, use_collectives=collectives)
     writer.prepare_global_plan([SavePlan([])])
+    begun = os.listdir(tmp_path), [*place.iterdir()] if place.exists() else []
     copied = pickle.loads(pickle.dumps(writer))
     assert copied.checkpoint_id == writer.checkpoint_id
     copied.reset()
-    assert writer._version is not None
+    del copied
+    assert begun == (os.listdir(tmp_path), [*place.iterdir()] if place.exists() else [])
     writer.reset()
-    assert os.listdir(tmp_path) == []
+    assert [name for _, _, files in os.walk(tmp_path) for name in files] == []
+
+
+def test_planning_in_another_thread(tmp_path: Path) -> None:
+    """The storage data of an old save, which this thread received, does not replace that of the plan."""
+    coordinator, writer = (StorageWriter(tmp_path / "place", durable=False) for _ in range(2))
+    _writer._Told(5, _writer._Begun("old", None))
+    plan = writer.prepare_local_plan(SavePlan([]))
+    with ThreadPoolExecutor(1) as pool:
+        (plan,) = pool.submit(coordinator.prepare_global_plan, [plan]).result()
+    version, prefix = writer._joined(plan)
+    assert prefix == 0
+    assert version.name == coordinator._version.name
 
 
 # Without collectives
@@ -325,15 +346,16 @@ class WrongShape(DefaultSavePlanner):
 
 class WrongType(DefaultSavePlanner):
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        return object
+        # In place of the bytes of an object.
+        return torch.ones(1)
 
 
 def test_planners_that_are_wrong(tmp_path: Path) -> None:
-    state = {"weight": torch.zeros(3, 2), "step": 5}
+    state = {"step": 5, "weight": torch.zeros(3, 2)}
     for planner, words in [
         (LosesStorageData(), "storage_data"),
         (WrongShape(), r"weight: .*\[1, 2\].*\[3, 2\]"),
-        (WrongType(), "step"),
+        (WrongType(), "step: the planner gave a tensor"),
     ]:
         writer = StorageWriter(tmp_path / "place", overwrite=True)
         with_error = None

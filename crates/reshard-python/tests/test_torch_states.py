@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import bits
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 import reshard
 from reshard.torch import StorageReader, StorageWriter
@@ -159,6 +161,17 @@ def test_every_type_has_a_tensor_without_and_with_one_dimension(tmp_path: Path) 
         found = blank(state)
         dcp.load(found, storage_reader=reader(tmp_path / str(n)), no_dist=True)
         check(found, state)
+
+
+@pytest.mark.parametrize("writer", [StorageWriter, FileSystemWriter])
+def test_a_state_is_rebuilt_without_a_template(tmp_path: Path, writer: Any) -> None:
+    state = {"model": {"a.b": torch.ones(2), "list": [torch.zeros(1), {"x": torch.ones(1)}]}, "step": 3}
+    dcp.save(state, storage_writer=writer(tmp_path / "place"), no_dist=True)
+    found: dict[str, Any] = {}
+    _load_state_dict(found, storage_reader=StorageReader(tmp_path / "place"), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    # The order of keys is that of the checkpoint's description.
+    assert sorted(found) == sorted(state)
+    check({key: found[key] for key in state}, state)
 
 
 def test_tied_tensors_stay_equal(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ class StorageReader(storage.StorageReader):
             "progress": progress,
         }
         self._open: Checkpoint | None = None
+        # The exception of the last `read_metadata`.
+        self._failed: Exception | None = None
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -100,8 +102,18 @@ class StorageReader(storage.StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What is stored, as DCP describes it: each tensor is one chunk, however it is cut, because any part of it can be read."""
+        # After a failure, DCP asks for the metadata of this rank alone. A success would take the rank out of the collectives, in which the others wait for it.
+        if self._failed is not None and kwargs.get("rank") is not None:
+            raise self._failed
+        try:
+            return self._describe()
+        except Exception as e:
+            self._failed = e
+            raise
+
+    def _describe(self) -> Metadata:
         # A load begins with this call, and DCP calls `reset` only with a `checkpoint_id`. The checkpoint may have been saved anew since the last load.
-        self._open = None
+        self._open, self._failed = None, None
         source = self.checkpoint._source
         described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for key, dtype, shape in source.tensors():
