@@ -36,7 +36,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let place = assembled(&package, &library("reshard-python", "lib_reshard.so")?)?;
     check_types(&python, &package)?;
     let some = ["-m", "not slow"];
-    tests(&python, &package, &place, if options.thorough { &[] } else { &some })?;
+    tests(
+        &python,
+        &package,
+        &place,
+        if options.thorough { &[] } else { &some },
+    )?;
     if !options.thorough {
         return Ok(());
     }
@@ -79,7 +84,15 @@ fn check_types(python: &Path, package: &Path) -> Result<()> {
 
 fn tests(python: &Path, package: &Path, place: &Path, which: &[&str]) -> Result<()> {
     Program::new(python)
-        .args(["-B", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"])
+        .args([
+            "-B",
+            "-m",
+            "pytest",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+        ])
         .args(which)
         .args([package.join("tests")])
         .env("PYTHONPATH", place)
@@ -95,7 +108,10 @@ fn wheel(package: &Path) -> Result<()> {
     if place.exists() {
         fs::remove_dir_all(&place).with_context(|| format!("cannot remove {}", place.display()))?;
     }
-    Program::new("python3").args(["-m", "venv"]).args([&venv]).run()?;
+    Program::new("python3")
+        .args(["-m", "venv"])
+        .args([&venv])
+        .run()?;
     let python = venv.join("bin/python");
     let pip = || Program::new(&python).args(["-m", "pip", "--disable-pip-version-check"]);
     pip().args(["install", "--quiet", MATURIN]).run()?;
@@ -113,9 +129,14 @@ fn wheel(package: &Path) -> Result<()> {
     };
     let bytes = fs::metadata(wheel)?.len();
     say(format!("the wheel has {:.1} MB", bytes as f64 / 1e6));
-    ensure!(bytes <= LARGEST, "the wheel has {bytes} bytes, and at most {LARGEST} are allowed");
+    ensure!(
+        bytes <= LARGEST,
+        "the wheel has {bytes} bytes, and at most {LARGEST} are allowed"
+    );
     pip().args(["install", "--quiet"]).args([wheel]).run()?;
-    Program::new(venv.join("bin/reshard")).args(["--version"]).run()?;
+    Program::new(venv.join("bin/reshard"))
+        .args(["--version"])
+        .run()?;
     let import = "import reshard, sys; assert not {'torch', 'numpy'} & set(sys.modules); print(reshard.__version__)";
     Program::new(&python).args(["-c", import]).run()
 }

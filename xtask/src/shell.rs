@@ -182,9 +182,16 @@ pub(crate) fn programs(names: &[&str]) -> Result<PathBuf> {
 /// Builds the shared library of a package as tests are built, so that what they have compiled is used again, and returns its path.
 pub(crate) fn library(package: &str, file: &str) -> Result<PathBuf> {
     // With all packages, the features are those of the tests.
-    cargo(&["build", "--profile", "test", "--workspace", "--lib", "--locked"])
-        .args(["--features", FEATURES])
-        .run()?;
+    cargo(&[
+        "build",
+        "--profile",
+        "test",
+        "--workspace",
+        "--lib",
+        "--locked",
+    ])
+    .args(["--features", FEATURES])
+    .run()?;
     let built = target_dir().join("debug").join(file);
     if !built.exists() {
         bail!("{package} was built without {}", built.display());
