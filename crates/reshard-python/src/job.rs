@@ -137,7 +137,7 @@ fn told(call: &Py<PyAny>, args: impl for<'py> pyo3::call::PyCallArgs<'py>) {
     });
 }
 
-fn group_of<'a>(group: Option<&'a Group>) -> &'a dyn ProcessGroup {
+fn group_of(group: Option<&Group>) -> &dyn ProcessGroup {
     match group {
         Some(group) => &**group.ranks(),
         None => &SingleProcess,

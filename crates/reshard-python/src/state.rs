@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 /// A part of a state dict. A dict of Python has one of these sets of keys.
 #[derive(FromPyObject)]
+#[expect(clippy::large_enum_variant, reason = "nearly all nodes are pieces")]
 pub(crate) enum Node {
     /// A part of a global tensor in host memory. Without `memory` it lies elsewhere, and `copy` copies a region of it to an address.
     Piece {
@@ -34,6 +35,11 @@ pub(crate) enum Node {
         memory: Option<Strided>,
         #[pyo3(item)]
         copy: Option<Py<PyAny>>,
+    },
+    /// A tensor that is not sharded, in host memory.
+    Plain {
+        #[pyo3(item)]
+        plain: Strided,
     },
     /// A value of Python's own types.
     Value {
@@ -112,6 +118,11 @@ impl Builder<'_> {
                 let all = (0u64..).zip(list);
                 let all = all.map(|(n, node)| self.below(n.into(), node, path));
                 Ok(Tree::List(all.collect::<PyResult<_>>()?))
+            }
+            Node::Plain { plain } => {
+                let name = Path(path.clone()).to_string();
+                let tensor = self.memories.tensor(self.py, &name, plain)?;
+                Ok(Tree::Leaf(Leaf::Value(Value::Tensor(tensor))))
             }
             Node::Value { value } => {
                 let value = from_python(value.bind(self.py))?;

@@ -230,10 +230,7 @@ fn inert<'py>(py: Python<'py>, opaque: &Opaque) -> PyResult<Bound<'py, PyAny>> {
     let pairs: PyResult<Vec<_>> = pairs
         .map(|(k, v)| Ok((to_python(py, k)?, to_python(py, v)?)))
         .collect();
-    objects(py)?.call_method1(
-        "Opaque",
-        (opaque.class(), args, kwargs, state, items, pairs?),
-    )
+    objects(py)?.call_method1("made", (opaque.class(), args, kwargs, state, items, pairs?))
 }
 
 /// The first class or function of a value that Python must not import, with what is known of it.

@@ -64,6 +64,28 @@ class Opaque:
         return f"<{self.class_name}({', '.join(told)})>"
 
 
+def made(
+    class_name: str,
+    args: tuple[Any, ...] | None,
+    kwargs: dict[Any, Any],
+    state: Any,
+    items: list[Any],
+    pairs: list[tuple[Any, Any]],
+) -> Any:
+    """An object of a class. Those of torch that only hold facts are made, if the program has imported torch; all others are inert."""
+    torch = sys.modules.get("torch")
+    module, _, name = class_name.rpartition(".")
+    if module == "torch":
+        if name == "Size" and args is not None:
+            return torch.Size(*args) if torch is not None else tuple(*args)
+        if name == "device" and args is not None and torch is not None:
+            return torch.device(*args)
+        found = getattr(torch, name, None)
+        if args is None and torch is not None and isinstance(found, torch.dtype):
+            return found
+    return Opaque(class_name, args, kwargs, state, items, pairs)
+
+
 def tensor(host: HostTensor) -> Any:
     """A tensor within an object: of torch if the program has imported it, else an array of numpy, else as reshard has it."""
     from . import _memory

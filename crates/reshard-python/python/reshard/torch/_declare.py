@@ -64,7 +64,7 @@ class Declared:
         if isinstance(value, ShardedTensor):
             return self._sharded(name, value)
         if isinstance(value, torch.Tensor):
-            return self._piece(name, value, value.shape, [0] * value.ndim, [])
+            return self._plain(name, value)
         if isinstance(value, Mapping):
             return self._dict(value, path)
         if isinstance(value, list):
@@ -80,6 +80,14 @@ class Declared:
         pickled = io.BytesIO()
         torch.save(value, pickled)
         return {"pickle": pickled.getvalue()}
+
+    def _plain(self, name: str, value: torch.Tensor) -> dict[str, Any]:
+        if self._load:
+            return self._piece(name, value, value.shape, [0] * value.ndim, [])
+        tensor = _staging.plain(value, name, "saving")
+        self.nbytes += tensor.nbytes
+        # Ranks compare it.
+        return {"plain": _memory.of_torch(_staging.to_host(tensor))}
 
     def _dtensor(self, name: str, value: Any) -> dict[str, Any] | None:
         coordinate = value.device_mesh.get_coordinate()
