@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -28,7 +28,7 @@ from . import _staging
 _log = logging.getLogger("reshard")
 
 
-class StorageReader(dcp.StorageReader):
+class StorageReader(storage.StorageReader):
     """Reads checkpoints of any format for `dcp.load`, onto any mesh.
 
     Tensors are read into the memory of the state dict, without the interpreter's lock. Checksums are verified. Each rank reads only what it needs.

@@ -11,6 +11,7 @@ import torch
 from .._errors import UnsupportedError
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 # Bytes of host memory for a group of tensors of a device. While one group is written, the next one is copied.
 GROUP = 256 << 20
@@ -68,7 +69,7 @@ def groups(items: Iterable[tuple[T, int]]) -> Iterator[list[T]]:
         yield group
 
 
-def ahead(make: Callable[[list[T]], list[T]], each: Iterable[list[T]]) -> Iterator[list[T]]:
+def ahead(make: Callable[[list[T]], list[U]], each: Iterable[list[T]]) -> Iterator[list[U]]:
     """`make` of each group, of which one is made while the one before is used."""
     with ThreadPoolExecutor(1, "reshard-staging") as pool:
         waiting = None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
@@ -55,7 +55,7 @@ class _Told:
         return _Told, (self.prefix, self.begun)
 
 
-class StorageWriter(dcp.StorageWriter):
+class StorageWriter(storage.StorageWriter):
     """Writes checkpoints for `dcp.save` and `dcp.async_save`, which `FileSystemReader` and any other reader of DCP's format can load.
 
     A save becomes visible in one step: a process that is killed leaves the old checkpoint or the new one. Tensors are written from their own memory, without the
