@@ -216,3 +216,21 @@ def test_a_save_without_collectives_over_one_of_more_ranks(tmp_path: Path) -> No
     assert bits(before["model.rows"]) == bits(after["model.rows"])
     run(3, save_alone, {"ours": place}, 3.0, scratch=tmp_path)
     assert bits(reshard.open(place)["model.rows"].torch()) == bits(whole("rows", (7, 3)) + 3)
+
+
+def own_values(rank: int, place: str) -> list[int]:
+    dcp.save({"seed": rank}, storage_writer=StorageWriter(place), use_collectives=False)
+    dist.barrier()
+    found = []
+    for reader in (READERS["stock"], READERS["ours"]):
+        state = {"seed": -1}
+        dcp.load(state, storage_reader=reader(place))
+        found.append(state["seed"])
+    return found
+
+
+@pytest.mark.xfail(strict=True, reason="a checkpoint of ranks is read as one, so all ranks get the value of the lowest")
+def test_each_rank_has_values_of_its_own_without_collectives(tmp_path: Path) -> None:
+    found = run(2, own_values, str(tmp_path / "place"), scratch=tmp_path)
+    assert [stock for stock, _ in found] == [0, 1]
+    assert [ours for _, ours in found] == [0, 1]

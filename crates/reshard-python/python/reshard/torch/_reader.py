@@ -49,6 +49,8 @@ class StorageReader(storage.StorageReader):
 
     Notes
     -----
+    If ranks saved different values under one key with ``use_collectives=False``, all ranks read the value of the lowest rank.
+
     Not run on CUDA. Tensors of other devices than the CPU are read through host memory in groups of 256 MiB.
     """
 

@@ -74,7 +74,10 @@ class StorageWriter(storage.StorageWriter):
 
     Notes
     -----
-    With ``use_collectives=False`` each rank commits its own part, and only local folders are supported.
+    With ``use_collectives=False`` each rank commits its own part, and only local folders are supported. A folder with a checkpoint that was saved with
+    collectives, or by more ranks, is refused.
+
+    The files of a save that failed are removed by the next save with the same writer, by `reset`, or when Python frees the writer.
 
     Don't change tensors of the CPU during a save; `dcp.async_save` copies them first.
 
