@@ -20,7 +20,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from reshard.torch import StorageReader, StorageWriter
+
+WRITERS = {"ours": StorageWriter, "stock": FileSystemWriter}
+READERS = {"ours": StorageReader, "stock": FileSystemReader}
 
 _PRELOAD = [
     "torch",
@@ -139,6 +147,34 @@ def bits(tensor: torch.Tensor) -> bytes:
 def mesh_of(*shape: int) -> DeviceMesh:
     """A mesh of all ranks."""
     return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+
+
+def state_of(mesh: Any, add: float) -> dict[str, Any]:
+    """The same structure for each `add`, with other values."""
+    return {
+        "model": {
+            "rows": distribute_tensor(whole("rows", (7, 3)) + add, mesh, [Shard(0)]),
+            "copy": distribute_tensor(whole("copy", (4,)) + add, mesh, [Replicate()]),
+        },
+        "plain": whole("plain", (2, 2)) + add,
+        "step": int(add),
+    }
+
+
+def same(state: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return (
+        bits(state["model"]["rows"].to_local()) == bits(expected["model"]["rows"].to_local())
+        and bits(state["model"]["copy"].to_local()) == bits(expected["model"]["copy"].to_local())
+        and bits(state["plain"]) == bits(expected["plain"])
+        and state["step"] == expected["step"]
+    )
+
+
+def check(mesh: Any, place: str, add: float, readers: tuple[str, ...] = ("ours", "stock")) -> None:
+    for name in readers:
+        state = state_of(mesh, -1000)
+        dcp.load(state, storage_reader=READERS[name](place))
+        assert same(state, state_of(mesh, add)), (name, place, state)
 
 
 def _collect(processes: list[Any], pipes: list[Any], outcomes: list[Outcome], end: float) -> None:

@@ -9,21 +9,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import bits, mesh_of, run, whole
+from ranks import READERS, WRITERS, bits, mesh_of, run, whole
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard as LocalShard
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import reshard
-from reshard.torch import StorageReader, StorageWriter
+from reshard.torch import StorageReader
 
-WRITERS = {"ours": StorageWriter, "stock": FileSystemWriter}
-READERS = {"ours": StorageReader, "stock": FileSystemReader}
 
 
 def stored(place: str, key: str) -> torch.Tensor:

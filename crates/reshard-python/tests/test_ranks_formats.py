@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from ranks import bits, mesh_of, run
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
 import reshard
-from reshard.torch import StorageReader
+from reshard.torch import StorageReader, StorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -80,6 +83,28 @@ def test_dcp_of_plain_tensors_under_a_map_of_names(tmp_path: Path) -> None:
         dcp.load({"bias": torch.zeros(3)}, storage_reader=StorageReader(tmp_path / "model.safetensors"), no_dist=True)
     with pytest.raises(CheckpointException, match="weight"):
         dcp.load({"weight": torch.zeros(3, 3)}, storage_reader=StorageReader(tmp_path / "model.safetensors"), no_dist=True)
+
+
+@pytest.mark.parametrize("options", [{"single_file_per_rank": False}, {"thread_count": 3}], ids=["file per item", "threads"])
+def test_files_of_the_stock_writer(tmp_path: Path, options: dict[str, Any]) -> None:
+    place = tmp_path / "place"
+    state = model_of(1).state_dict()
+    dcp.save(state, storage_writer=FileSystemWriter(place, **options), no_dist=True)
+    (place / "README").touch()
+    found = {key: torch.zeros_like(value) for key, value in state.items()}
+    dcp.load(found, storage_reader=StorageReader(place), no_dist=True)
+    assert {key: bits(value) for key, value in found.items()} == {key: bits(value) for key, value in state.items()}
+    # All of its files are replaced, and no other file.
+    dcp.save(state, storage_writer=StorageWriter(place, overwrite=True), no_dist=True)
+    assert sorted(os.listdir(place)) == [".metadata", "README", "__0_0.distcp"]
+
+
+def test_folders_of_hugging_face(tmp_path: Path) -> None:
+    state = model_of(1).state_dict()
+    shards = {key: 1 + n % 2 for n, key in enumerate(state)}
+    dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(tmp_path), fqn_to_index_mapping=shards), no_dist=True)
+    assert "model-00002-of-00002.safetensors" in os.listdir(tmp_path)
+    run(2, load, (2,), [str(tmp_path)], {}, scratch=tmp_path)
 
 
 def test_a_place_without_a_checkpoint(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -17,7 +18,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint import storage
 from torch.futures import Future
 
 from .. import _memory
@@ -49,6 +49,8 @@ class StorageReader(storage.StorageReader):
 
     Notes
     -----
+    If ranks saved different values under one key with ``use_collectives=False``, all ranks read the value of the lowest rank.
+
     Not run on CUDA. Tensors of other devices than the CPU are read through host memory in groups of 256 MiB.
     """
 

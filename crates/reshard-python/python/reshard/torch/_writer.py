@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.checkpoint import storage
 from torch.futures import Future
 
 from .. import _memory, _reshard
@@ -74,7 +74,10 @@ class StorageWriter(storage.StorageWriter):
 
     Notes
     -----
-    With ``use_collectives=False`` each rank commits its own part, and only local folders are supported.
+    With ``use_collectives=False`` each rank commits its own part, and only local folders are supported. A folder with a checkpoint that was saved with
+    collectives, or by more ranks, is refused.
+
+    The files of a save that failed are removed by the next save with the same writer, by `reset`, or when Python frees the writer.
 
     Don't change tensors of the CPU during a save; `dcp.async_save` copies them first.
 
