@@ -91,3 +91,8 @@ class RankFailedError(Error):
 
 class PickleError(Error):
     """An object refers to a class or function that Python must not import unasked. `allow_pickle=True` allows it."""
+
+
+# Tracebacks show the names by which they are caught.
+for _class in (Error, *Error.__subclasses__()):
+    _class.__module__ = "reshard"
