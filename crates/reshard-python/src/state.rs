@@ -37,7 +37,7 @@ pub(crate) enum Node {
         copy: Option<Py<PyAny>>,
     },
     /// A tensor that is not sharded, in host memory.
-    Plain {
+    Unsharded {
         #[pyo3(item)]
         plain: Strided,
     },
@@ -119,7 +119,7 @@ impl Builder<'_> {
                 let all = all.map(|(n, node)| self.below(n.into(), node, path));
                 Ok(Tree::List(all.collect::<PyResult<_>>()?))
             }
-            Node::Plain { plain } => {
+            Node::Unsharded { plain } => {
                 let name = Path(path.clone()).to_string();
                 let tensor = self.memories.tensor(self.py, &name, plain)?;
                 Ok(Tree::Leaf(Leaf::Value(Value::Tensor(tensor))))
