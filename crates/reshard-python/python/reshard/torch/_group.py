@@ -22,13 +22,32 @@ _groups: weakref.WeakKeyDictionary[Any, _Joined] = weakref.WeakKeyDictionary()
 
 
 class _Joined:
-    """What the ranks of a process group share."""
+    """What this rank knows of the others of a process group."""
 
-    def __init__(self, group: _reshard.Group, meeting: _reshard.Meeting | None) -> None:
-        self.group = group
-        # Rank 0 serves the store at which the ranks have met.
-        self.meeting = meeting
-        self.saver: _reshard.Saver | None = None
+    def __init__(self, rank: int, size: int, host: str, port: int, name: str, meeting: _reshard.Meeting | None) -> None:
+        self._at = (rank, size, host, port, name)
+        # Rank 0 serves the store at which the ranks meet, as long as there is the process group.
+        self._meeting = meeting
+        self._group: _reshard.Group | None = None
+        self._saver: _reshard.Saver | None = None
+
+    def group(self, deadline: float) -> _reshard.Group:
+        """The group. After a failure the ranks meet anew, at the same store."""
+        if self._group is None:
+            self._group = _reshard.Group(*self._at, deadline)
+        return self._group
+
+    def saver(self, deadline: float) -> _reshard.Saver:
+        """What saves in the background. All ranks call it."""
+        if self._saver is None:
+            self._saver = _reshard.Saver(self.group(deadline))
+        return self._saver
+
+    def failed(self, why: str) -> None:
+        """Breaks the group. It is of no use to the other ranks any more either, so all of them meet anew."""
+        if self._group is not None:
+            self._group.abort(why)
+        self._group, self._saver = None, None
 
 
 class Ranks:
@@ -43,42 +62,33 @@ class Ranks:
     """
 
     def __init__(self, process_group: Any, deadline: float) -> None:
-        self._key: Any = None
+        self._deadline = deadline
         self._joined: _Joined | None = None
         if not (dist.is_available() and dist.is_initialized()):
             return
         key = process_group if process_group is not None else dist.group.WORLD
         if dist.get_world_size(key) < 2:
             return
-        self._key = key
         with _lock:
             self._joined = _groups.get(key)
         if self._joined is None:
-            self._joined = _meet(key, deadline)
+            self._joined = _meet(key)
             with _lock:
                 _groups[key] = self._joined
 
     @property
     def group(self) -> _reshard.Group | None:
         """The group for the native library. None for a process alone."""
-        return None if self._joined is None else self._joined.group
+        return None if self._joined is None else self._joined.group(self._deadline)
 
     def saver(self) -> _reshard.Saver:
         """What saves in the background. Ranks call it together."""
-        if self._joined is None:
-            return _alone()
-        if self._joined.saver is None:
-            self._joined.saver = _reshard.Saver(self._joined.group)
-        return self._joined.saver
+        return _alone() if self._joined is None else self._joined.saver(self._deadline)
 
     def failed(self, error: BaseException) -> None:
-        """Tell the other ranks, and meet anew next time."""
-        if self._joined is None:
-            return
-        self._joined.group.abort(f"{type(error).__name__}: {error}")
-        with _lock:
-            if _groups.get(self._key) is self._joined:
-                del _groups[self._key]
+        """Tell the other ranks."""
+        if self._joined is not None:
+            self._joined.failed(f"{type(error).__name__}: {error}")
 
 
 _single: list[_reshard.Saver] = []
@@ -91,7 +101,7 @@ def _alone() -> _reshard.Saver:
         return _single[0]
 
 
-def _meet(key: Any, deadline: float) -> _Joined:
+def _meet(key: Any) -> _Joined:
     rank, size = dist.get_rank(key), dist.get_world_size(key)
     meeting = _reshard.Meeting(False) if rank == 0 else None
     mine = (socket.gethostname(), _address(), meeting.port if meeting else 0, uuid.uuid4().hex)
@@ -99,8 +109,7 @@ def _meet(key: Any, deadline: float) -> _Joined:
     dist.all_gather_object(told, mine, group=key)
     host, address, port, name = told[0]
     one_machine = all(other[0] == host for other in told)
-    group = _reshard.Group(rank, size, "127.0.0.1" if one_machine else address, port, name, deadline)
-    return _Joined(group, meeting)
+    return _Joined(rank, size, "127.0.0.1" if one_machine else address, port, name, meeting)
 
 
 def _address() -> str:

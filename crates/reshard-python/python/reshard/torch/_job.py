@@ -94,12 +94,14 @@ def save(
     ranks = Ranks(process_group, deadline)
 
     def run() -> str:
+        # Ranks meet first, so that they learn of what fails below.
+        group = ranks.group
         declared = Declared(_states(state_dict), load=False)
         how = _how(
             declared, format, dialect, policy, overwrite, durable, check_replicas, coordinators_plain_tensors, integrity, deadline, progress
         )
         how.update(step=step, keep=keep)
-        return _reshard.save(os.fspath(place), declared.node, how, ranks.group)
+        return _reshard.save(os.fspath(place), declared.node, how, group)
 
     return _together(ranks, run)
 
@@ -157,7 +159,8 @@ def load(
     """
     ranks = Ranks(process_group, deadline)
 
-    def run() -> dict[str, Any]:
+    def run() -> tuple[dict[str, Any], Declared, list[Any]]:
+        group = ranks.group
         state = _states(state_dict)
         declared = Declared(state, load=True)
         how = {
@@ -167,19 +170,19 @@ def load(
             "deadline": float(deadline),
             "progress": bar("loading") if progress is True else (progress or None),
         }
-        values = _reshard.load(os.fspath(place), declared.node, how, ranks.group)
-        for (container, key), value in zip(declared.values, values):
-            container[key] = value
-        for tensor, host in declared.staged:
-            tensor.copy_(host)
-        for key, value in state_dict.items():
-            if _has_state(value):
-                value.load_state_dict(state[key])
-            else:
-                state_dict[key] = state[key]
-        return state_dict
+        return state, declared, _reshard.load(os.fspath(place), declared.node, how, group)
 
-    return _together(ranks, run)
+    state, declared, values = _together(ranks, run)
+    for (container, key), value in zip(declared.values, values):
+        container[key] = value
+    for tensor, host in declared.staged:
+        tensor.copy_(host)
+    for key, value in state_dict.items():
+        if _has_state(value):
+            value.load_state_dict(state[key])
+        else:
+            state_dict[key] = state[key]
+    return state_dict
 
 
 class Pending:
@@ -235,11 +238,12 @@ def async_save(
     ranks = Ranks(process_group, deadline)
 
     def run() -> _reshard.Pending:
+        saver = ranks.saver()
         declared = Declared(_states(state_dict), load=False)
         how = _how(
             declared, format, dialect, policy, overwrite, durable, check_replicas, coordinators_plain_tensors, integrity, deadline, progress
         )
-        return ranks.saver().start(os.fspath(place), declared.node, how)
+        return saver.start(os.fspath(place), declared.node, how)
 
     return Pending(_together(ranks, run), ranks)
 
