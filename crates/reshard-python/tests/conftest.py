@@ -31,7 +31,7 @@ def state() -> dict[str, Any]:
 def place(state: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The state as PyTorch saves it."""
     folder = tmp_path_factory.mktemp("stock") / "step-7"
-    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    dcp.save(state, checkpoint_id=folder)
     return str(folder)
 
 

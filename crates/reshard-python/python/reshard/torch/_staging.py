@@ -16,6 +16,10 @@ U = TypeVar("U")
 # Bytes of host memory for a group of tensors of a device. While one group is written, the next one is copied.
 GROUP = 256 << 20
 
+_PLAIN = [torch.Tensor, torch.nn.Parameter]
+if hasattr(torch.nn, "Buffer"):  # since torch 2.5
+    _PLAIN.append(torch.nn.Buffer)
+
 
 def plain(tensor: torch.Tensor, key: str, doing: str) -> torch.Tensor:
     """The same tensor without gradients, if its elements lie in memory as its shape and strides say.
@@ -27,7 +31,7 @@ def plain(tensor: torch.Tensor, key: str, doing: str) -> torch.Tensor:
     """
     kind = type(tensor)
     why = None
-    if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if kind not in _PLAIN:
         why = f"of the class {kind.__module__}.{kind.__qualname__}, whose elements only that class knows"
     elif tensor.layout is not torch.strided:
         why = f"of the layout {tensor.layout}"
