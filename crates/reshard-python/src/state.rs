@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 /// A part of a state dict. A dict of Python has one of these sets of keys.
 #[derive(FromPyObject)]
-#[expect(clippy::large_enum_variant, reason = "nearly all nodes are pieces")]
 pub(crate) enum Node {
     /// A part of a global tensor in host memory. Without `memory` it lies elsewhere, and `copy` copies a region of it to an address.
     Piece {
