@@ -137,6 +137,11 @@ impl Program {
         };
         self.run(args, &mut io)
     }
+
+    /// Runs with the process's own arguments and streams.
+    pub fn main(&self) -> ExitCode {
+        ExitCode::from(self.run_here(std::env::args_os()))
+    }
 }
 
 /// The error for arguments that are not UTF-8 and no places.
@@ -158,7 +163,7 @@ pub fn main_with(registry: Registry) -> ExitCode {
 
 /// Runs the program with these strategies and stores.
 pub fn main_with_stores(registry: Registry, stores: Stores) -> ExitCode {
-    ExitCode::from(Program::new(registry, stores).run_here(std::env::args_os()))
+    Program::new(registry, stores).main()
 }
 
 /// Runs the program with the strategies and stores that are linked.

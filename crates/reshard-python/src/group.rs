@@ -1,27 +1,14 @@
 //! Groups of ranks, which meet by way of `torch.distributed` and then talk to each other directly.
 
-use crate::{
-    error::exception_of_kind,
-    wait::{on_thread, wait},
-};
+use crate::{error::exception_of_kind, wait::on_thread};
 use pyo3::prelude::*;
-use reshard::{
-    ErrorKind, ProcessGroup,
-    comm::{Cause, Comm},
-};
+use reshard::{ErrorKind, ProcessGroup, comm::Cause};
 use reshard_comm_tcp::{Serve, StoreServer, TcpError, TcpGroup};
-use std::{
-    net::{IpAddr, Ipv4Addr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 /// A group of ranks.
 #[pyclass(frozen, module = "reshard._reshard")]
-pub(crate) struct Group {
-    group: Arc<TcpGroup>,
-    deadline: Duration,
-}
+pub(crate) struct Group(Arc<TcpGroup>);
 
 /// A store at which ranks meet. It serves as long as it lives.
 #[pyclass(frozen, module = "reshard._reshard")]
@@ -31,13 +18,9 @@ pub(crate) struct Meeting(StoreServer);
 impl Meeting {
     /// Serves a store, for ranks of this machine or of others.
     #[new]
-    fn new(local: bool) -> PyResult<Self> {
-        let ip = if local {
-            Ipv4Addr::LOCALHOST
-        } else {
-            Ipv4Addr::UNSPECIFIED
-        };
-        Ok(Self(StoreServer::bind((IpAddr::V4(ip), 0).into())?))
+    fn new() -> PyResult<Self> {
+        let any = (Ipv4Addr::UNSPECIFIED, 0);
+        Ok(Self(StoreServer::bind(any.into())?))
     }
 
     #[getter]
@@ -59,33 +42,25 @@ impl Group {
         name: String,
         deadline: f64,
     ) -> PyResult<Self> {
-        let deadline = seconds(deadline);
         let builder = TcpGroup::builder().rank(rank, size).master(host, port);
-        let builder = builder.serve(Serve::Nobody).name(name).deadline(deadline);
+        let builder = builder
+            .serve(Serve::Nobody)
+            .name(name)
+            .deadline(seconds(deadline));
         let group = on_thread(py, move || builder.connect())?;
         let group = group.map_err(|e: TcpError| exception_of_kind(py, e.kind(), &e))?;
-        Ok(Self {
-            group: Arc::new(group),
-            deadline,
-        })
+        Ok(Self(Arc::new(group)))
     }
 
     /// Tells all ranks that this one can't go on. The group is of no use afterwards.
     fn abort(&self, why: &str) {
-        self.group.abort(Cause::new(ErrorKind::PeerFailed, why));
-    }
-
-    /// Waits until all ranks have come.
-    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        let comm = Comm::new(&*self.group).with_deadline(self.deadline);
-        let met = wait(py, comm.agree("barrier", Ok(())))?;
-        met.map_err(|e| exception_of_kind(py, e.kind(), &e))
+        self.0.abort(Cause::new(ErrorKind::PeerFailed, why));
     }
 }
 
 impl Group {
     pub(crate) fn ranks(&self) -> &Arc<TcpGroup> {
-        &self.group
+        &self.0
     }
 }
 

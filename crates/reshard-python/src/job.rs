@@ -5,11 +5,12 @@ use crate::{
     group::{Group, seconds},
     state::{Node, State, state},
     value::tree_to_python,
-    wait::wait,
+    version::durability,
+    wait::{tell, wait},
 };
 use pyo3::prelude::*;
 use reshard::{
-    AsyncSaver, Cast, Dialect, Durability, ProcessGroup, Registry, Save, SaveHandle, SingleProcess,
+    AsyncSaver, Cast, Dialect, ProcessGroup, Registry, Save, SaveHandle, SingleProcess,
     StrictHandling,
     policy::ShardingPolicy,
     strategy::{SaveShardedStrategy, StrategyError},
@@ -96,11 +97,7 @@ impl Settings {
             .group(group)
             .deadline(seconds(how.deadline))
             .overwrite(how.overwrite)
-            .durability(if how.durable {
-                Durability::Machine
-            } else {
-                Durability::Process
-            })
+            .durability(durability(how.durable))
             .check_replicas(how.check_replicas)
             .coordinators_plain_tensors(how.coordinators_plain_tensors)
             .integrity(how.integrity);
@@ -108,7 +105,7 @@ impl Settings {
             save = save.boxed_policy(policy);
         }
         if let Some(call) = how.progress {
-            save = save.progress(move |bytes| told(&call, (bytes,)));
+            save = save.progress(move |bytes| tell(&call, (bytes,)));
         }
         save
     }
@@ -127,14 +124,6 @@ fn strategy(
         }
         Some(name) => registry.save_sharded(&registry.named_save(name)?),
     }
-}
-
-fn told(call: &Py<PyAny>, args: impl for<'py> pyo3::call::PyCallArgs<'py>) {
-    Python::attach(|py| {
-        if let Err(e) = call.call1(py, args) {
-            e.write_unraisable(py, None);
-        }
-    });
 }
 
 fn group_of(group: Option<&Group>) -> &dyn ProcessGroup {
@@ -200,7 +189,7 @@ pub(crate) fn load<'py>(
         .strict(strict)
         .cast(cast);
     if let Some(call) = how.progress {
-        load = load.progress(move |now| told(&call, (now.sum, now.total)));
+        load = load.progress(move |now| tell(&call, (now.sum, now.total)));
     }
     let loaded = wait(py, async move { load.await })?;
     let loaded = loaded.map_err(reshard::Error::from).raised(py)?;

@@ -18,7 +18,7 @@ mod _reshard {
     #[pymodule_export]
     use crate::source::{Source, open};
     #[pymodule_export]
-    use crate::value::{HostTensor, decode_object};
+    use crate::value::HostTensor;
     #[pymodule_export]
     use crate::version::{Version, begin, join};
 }

@@ -4,7 +4,7 @@ use crate::{
     error::{Raise as _, about, own, raise},
     memory::{Memories, Strided, dtype, regions},
     value::{HostTensor, pickled, to_python, tree_to_python},
-    wait::wait,
+    wait::{tell, wait},
 };
 use futures_util::{StreamExt as _, stream};
 use pyo3::{prelude::*, types::PyBytes};
@@ -13,7 +13,7 @@ use reshard::{
     map::MapFile,
     model::{Data, FlatStateDict, ModelError, Path, Payload, Sharded, Step, cast::check_fit},
     plan::{PlannerData, scale_of},
-    strategy::{LoadProgress, StrategyError},
+    strategy::StrategyError,
 };
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, path::PathBuf};
@@ -74,25 +74,14 @@ pub(crate) fn open(py: Python<'_>, place: PathBuf, how: Opening) -> PyResult<Sou
         let config = reshard::torch_save::TorchSaveLoadConfig::default();
         options = options.settings(config.with_open_modules(true));
     }
-    if let Some(progress) = how.progress {
-        options = options.progress(told(progress));
+    if let Some(call) = how.progress {
+        options = options.progress(move |now| tell(&call, (now.sum, now.total)));
     }
     let checkpoint = wait(py, options.open(place))?.raised(py)?;
     Ok(Source {
         checkpoint,
         mapped: None,
     })
-}
-
-/// Calls a Python function with the bytes that have come, and with all that will. What it raises is printed, and stops nothing.
-fn told(call: Py<PyAny>) -> impl Fn(LoadProgress) + Send + Sync {
-    move |now| {
-        Python::attach(|py| {
-            if let Err(e) = call.call1(py, (now.sum, now.total)) {
-                e.write_unraisable(py, None);
-            }
-        });
-    }
 }
 
 #[pymethods]

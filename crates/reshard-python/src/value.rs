@@ -264,15 +264,3 @@ pub(crate) fn pickled(py: Python<'_>, key: &str, value: &Value) -> PyResult<Byte
     let encoded = TorchSave::default().encode(value);
     encoded.map_err(|e| about(py, "UnsupportedError", key, &format!("{key}: {e}")))
 }
-
-/// A value that Python has saved with `torch.save`, decoded without executing anything.
-#[pyfunction]
-pub(crate) fn decode_object<'py>(
-    py: Python<'py>,
-    key: &str,
-    bytes: &[u8],
-) -> PyResult<Bound<'py, PyAny>> {
-    let decoded = TorchSave::default().decode(&Bytes::copy_from_slice(bytes));
-    let value = decoded.map_err(|e| about(py, "DamagedError", key, &format!("{key}: {e}")))?;
-    to_python(py, &value)
-}

@@ -3,7 +3,7 @@
 use crate::{
     error::Raise as _,
     memory::{Memories, Strided},
-    wait::wait,
+    wait::{tell, wait},
 };
 use bytes::Bytes;
 use pyo3::{prelude::*, pybacked::PyBackedBytes};
@@ -139,7 +139,9 @@ impl Version {
             let name = Name::new(format!("__{rank}_{number}.distcp"));
             file.name = self.at(name.map_err(StrategyError::from)).raised(py)?;
         }
-        let progress = progress.map_or_else(Progress::none, told);
+        let progress = progress.map_or_else(Progress::none, |call| {
+            Progress::new(move |bytes| tell(&call, (bytes,)))
+        });
         let written = wait(py, self.transaction.write(files, self.durability, progress))?;
         let written = self.at(written.map_err(StrategyError::from)).raised(py)?;
         let order: Vec<_> = items.iter().map(|(id, _)| id.clone()).collect();
@@ -205,22 +207,12 @@ fn at<T>(url: &str, result: Result<T, StrategyError>) -> reshard::Result<T> {
     result.map_err(|e| reshard::Error::new("saving", url, e))
 }
 
-fn durability(durable: bool) -> Durability {
+/// What a finished save survives.
+pub(crate) fn durability(durable: bool) -> Durability {
     match durable {
         true => Durability::Machine,
         false => Durability::Process,
     }
-}
-
-/// Calls a Python function with the bytes that were written. What it raises is printed, and stops nothing.
-fn told(call: Py<PyAny>) -> Progress {
-    Progress::new(move |bytes| {
-        Python::attach(|py| {
-            if let Err(e) = call.call1(py, (bytes,)) {
-                e.write_unraisable(py, None);
-            }
-        });
-    })
 }
 
 /// The files of a rank. The key of an item is its position in the plan: two items of one plan may have the same key and offset.

@@ -2,7 +2,7 @@
 
 use crate::error::own;
 use futures_channel::oneshot;
-use pyo3::prelude::*;
+use pyo3::{call::PyCallArgs, prelude::*};
 use std::{
     future::Future,
     pin::pin,
@@ -75,6 +75,15 @@ fn is_of_this_process(py: Python<'_>) -> PyResult<()> {
         )),
         _ => Ok(()),
     }
+}
+
+/// Calls a function of Python about progress. What it raises is printed, and stops nothing.
+pub(crate) fn tell(call: &Py<PyAny>, args: impl for<'py> PyCallArgs<'py>) {
+    Python::attach(|py| {
+        if let Err(e) = call.call1(py, args) {
+            e.write_unraisable(py, None);
+        }
+    });
 }
 
 fn block_on<F: Future>(future: F) -> PyResult<F::Output> {

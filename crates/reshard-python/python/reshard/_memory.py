@@ -75,9 +75,9 @@ def empty_numpy(shape: Sequence[int], dtype: str) -> numpy.ndarray[Any, Any]:
     return numpy.empty(tuple(shape), numpy_dtype(dtype))
 
 
-def of_numpy(array: numpy.ndarray[Any, Any], *, write: bool = True) -> Strided:
-    """The memory of an array. To write into it, it must allow that."""
-    if write and not array.flags.writeable:
+def of_numpy(array: numpy.ndarray[Any, Any]) -> Strided:
+    """The memory of an array that may be written to."""
+    if not array.flags.writeable:
         raise UnsupportedError("the array is read-only; give one that may be written to")
     if not array.dtype.isnative:
         raise UnsupportedError(f"the array has elements of the other byte order ({array.dtype}); convert it first")
@@ -119,11 +119,11 @@ def dtype_name(dtype: Any) -> str:
     return _NUMPY_NAMES.get(name, name)
 
 
-def empty_torch(shape: Sequence[int], dtype: str, pinned: bool = False) -> torch.Tensor:
+def empty_torch(shape: Sequence[int], dtype: str) -> torch.Tensor:
     """A tensor without contents, in host memory."""
     import torch
 
-    return torch.empty(tuple(shape), dtype=torch_dtype(dtype), pin_memory=pinned)
+    return torch.empty(tuple(shape), dtype=torch_dtype(dtype))
 
 
 def of_torch(tensor: torch.Tensor) -> Strided:

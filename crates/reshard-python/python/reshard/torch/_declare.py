@@ -132,7 +132,7 @@ class Declared:
             host = tensor if self._load else _staging.to_host(tensor)
             piece["memory"] = _memory.of_torch(host)
         elif self._load:
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+            host = _staging.host_for(tensor)
             self.staged.append((tensor, host))
             piece["memory"] = _memory.of_torch(host)
         else:

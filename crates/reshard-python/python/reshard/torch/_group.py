@@ -103,7 +103,7 @@ def _alone() -> _reshard.Saver:
 
 def _meet(key: Any) -> _Joined:
     rank, size = dist.get_rank(key), dist.get_world_size(key)
-    meeting = _reshard.Meeting(False) if rank == 0 else None
+    meeting = _reshard.Meeting() if rank == 0 else None
     mine = (socket.gethostname(), _address(), meeting.port if meeting else 0, uuid.uuid4().hex)
     told: list[Any] = [None] * size
     dist.all_gather_object(told, mine, group=key)

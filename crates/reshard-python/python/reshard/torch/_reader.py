@@ -184,8 +184,7 @@ class StorageReader(storage.StorageReader):
         for item, target in group:
             key = item.storage_index.fqn
             detached = _staging.plain(target, key, "reading into")
-            host = torch.empty(detached.shape, dtype=detached.dtype, pin_memory=detached.device.type == "cuda")
-            staged.append((item, target, detached, host))
+            staged.append((item, target, detached, _staging.host_for(detached)))
         self.checkpoint._source.read([_want(item, host) for item, _, _, host in staged])
         for item, target, detached, host in staged:
             detached.copy_(host)

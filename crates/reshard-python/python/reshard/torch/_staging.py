@@ -49,14 +49,17 @@ def is_in_host_memory(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+def host_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Host memory for the elements of a tensor of a device, without contents. Pinned memory makes copies from and to CUDA fast."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+
+
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in host memory. A lazy conjugation or negation is carried out. Others share the memory of the tensor."""
     if is_in_host_memory(tensor):
         return tensor.resolve_conj().resolve_neg()
-    pinned = tensor.device.type == "cuda"
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-    # Waits for the copy: pinned memory makes it fast, not asynchronous.
-    return host.copy_(tensor)
+    # Waits for the end of the copy.
+    return host_for(tensor).copy_(tensor)
 
 
 def groups(items: Iterable[tuple[T, int]]) -> Iterator[list[T]]:
